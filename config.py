@@ -1,0 +1,75 @@
+"""Settings from the environment: where the data lives and how long things wait. Durations are seconds.
+
+Temporal's own address, namespace, TLS and API key come from its environment or profile (temporalio.envconfig).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from contracts.errors import InvalidInput
+from contracts.messages import Timings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a process of Saisei may be told from outside.
+
+    Each duration below may be set by `SAISEI_` and its name in capitals, e.g. `SAISEI_IDLE=2`.
+    """
+
+    home: Path
+    database_url: str
+    redis_url: str | None
+    # The pipeline.
+    idle: float = 1.0  # a drain that moved nothing for this long goes to rest
+    drain: float = 60.0  # a drain returns after this long also when busy, so that its run can continue as new
+    lease: float = 15.0  # how long intake trusts that a silent drain is still alive
+    heartbeat: float = 12.0  # without one for this long, another worker takes a drain over
+    safety_timer: float = 900.0  # the last net under lost wakes
+    look: float = 1.0  # how often lost work is looked for
+    lost_after: float = 30.0  # a message pushed this long ago and not in the list is lost
+    busy: float = 5.0  # longest wait for the database's write lock; heartbeat must exceed it
+    # Retries of one event at one receiver.
+    attempts: int = 5
+    backoff: float = 1.0  # doubling from here
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None, home: Path | None = None) -> "Settings":
+        """Settings of this process.
+
+        Raises InvalidInput that names the variable when one is unusable.
+        """
+        env = os.environ if env is None else env
+        home = (home or Path(env.get("SAISEI_HOME") or ".saisei")).absolute()
+        values: dict[str, float | int] = {}
+        problems: dict[str, str] = {}
+        for spec in fields(cls):
+            text = env.get(f"SAISEI_{spec.name.upper()}")
+            if spec.name in ("home", "database_url", "redis_url") or not text:
+                continue
+            kind = int if spec.name == "attempts" else float
+            try:
+                values[spec.name] = kind(text)
+            except ValueError:
+                values[spec.name] = -1
+            if not 0 < values[spec.name] < 10**6:
+                problems[f"SAISEI_{spec.name.upper()}"] = f"{text!r} is not a positive number"
+        if problems:
+            raise InvalidInput(problems)
+        settings = cls(
+            home=home,
+            database_url=env.get("DATABASE_URL") or f"sqlite:///{home / 'saisei.db'}",
+            redis_url=env.get("REDIS_URL") or None,
+            **values,  # type: ignore[arg-type]
+        )
+        if settings.heartbeat < settings.busy + 1:
+            # A drain waiting for the lock would be taken for dead, and a second one started beside it.
+            raise InvalidInput({"SAISEI_HEARTBEAT": "must exceed SAISEI_BUSY by at least a second"})
+        return settings
+
+    @property
+    def timings(self) -> Timings:
+        """The waits that long-lived runs carry with them."""
+        return Timings(heartbeat_timeout=self.heartbeat, safety_timer=self.safety_timer)

@@ -1,0 +1,1 @@
+"""What both sides of a boundary share: names, ids, inputs, results. Imports nothing of the project."""

@@ -1,0 +1,103 @@
+"""Inputs and results of workflows and activities: ids and counts only, so that histories stay small and hold
+no personal data (mechanism 3). New fields get defaults: a recorded history must still decode.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Waits that a run carries with it, in seconds, so that replays see the ones it started with."""
+
+    heartbeat_timeout: float = 12.0
+    drain_timeout: float = 600.0
+    safety_timer: float = 900.0
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """Input of the relay's and the fan-out's run. `drains` and `events` count over continue-as-new."""
+
+    timings: Timings = field(default_factory=Timings)
+    drains: int = 0
+    events: int = 0
+
+
+@dataclass(frozen=True)
+class ReceiverInput:
+    """Input of one receiver's run."""
+
+    receiver: str
+    timings: Timings = field(default_factory=Timings)
+    drains: int = 0
+    events: int = 0
+
+
+@dataclass(frozen=True)
+class DrainInput:
+    """Which stage to drain: `relay`, `fan-out` or `receiver/{name}`."""
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class DrainReport:
+    """What one drain did. `more`: it stopped for its time or the worker's shutdown, not for lack of work."""
+
+    events: int
+    batches: int
+    more: bool
+
+
+@dataclass(frozen=True)
+class DeliveryInput:
+    """One event at one receiver.
+
+    `manual`: one attempt taken by hand, whose failure leaves the state as it was; `fail` makes the receiver
+    fail on purpose (a drill).
+    """
+
+    receiver: str
+    event_id: str
+    aggregate_id: str
+    manual: bool = False
+    fail: bool = False
+
+
+@dataclass(frozen=True)
+class DeliveryResult:
+    """Where the delivery stands: its state, its attempts in all, its last error."""
+
+    state: str
+    attempts: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class FulfilmentInput:
+    """A `charge` -> `ship` job. `ship_fails` makes shipping fail on purpose (a drill).
+
+    `ship_attempts` 0 keeps the policy's own schedule (7 days); 1 is a single attempt.
+    """
+
+    job_id: str
+    amount: int
+    ship_fails: bool = False
+    ship_attempts: int = 0
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """One step of a job."""
+
+    job_id: str
+    amount: int
+    fails: bool = False
+
+
+@dataclass(frozen=True)
+class FulfilmentResult:
+    """Outcome of each step: `committed`/`already_completed` for charge, `completed` for ship, or `failed`."""
+
+    charge: str
+    ship: str

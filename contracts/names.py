@@ -1,0 +1,31 @@
+"""The names that processes meet each other by: task queues, workflow ids, signals, Redis keys."""
+
+# Drains last about a minute each; on a queue of their own they starve no short activity (mechanism 4).
+TASK_QUEUE = "saisei"
+DRAIN_TASK_QUEUE = "saisei-drain"
+
+RELAY_ID = "relay"
+FAN_OUT_ID = "fan-out"
+WAKE_SIGNAL = "wake"
+
+OUTBOX_LIST = "outbox.events"
+PROCESSED_HASH = "processed"
+PROCESSED_PREVIOUS = "processed.previous"
+
+CHARGE = "charge"
+SHIP = "ship"
+
+
+def receiver_id(receiver: str) -> str:
+    """Workflow id of a receiver's singleton, also its stage name within a worker."""
+    return f"receiver/{receiver}"
+
+
+def delivery_id(receiver: str, event_id: str) -> str:
+    """Workflow id of the run that retries one event at one receiver."""
+    return f"delivery/{receiver}/{event_id}"
+
+
+def job_workflow_id(job_id: str) -> str:
+    """Workflow id of a `charge` -> `ship` job."""
+    return f"job/{job_id}"

@@ -1,0 +1,17 @@
+"""The store's clock. Callers pass times in, so that tests and workflows decide what time it is."""
+
+import time
+from datetime import UTC, datetime
+
+
+def now_ms() -> int:
+    """UTC milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def iso(milliseconds: int | None) -> str | None:
+    """For people and JSON: `2026-11-29T18:30:00.123Z`."""
+    if milliseconds is None:
+        return None
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,68 @@
+"""The control row: intake's state, the active generation, the pipeline's lease. One row, made by `init`."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.errors import NotFound
+from store.dialect import insert, lock_intake
+from store.schema import INITIAL, OPEN, control, generations, metadata
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control row as one read saw it. `hot_until`: UTC ms."""
+
+    intake: str
+    paused_by: str | None
+    active_generation: str
+    epoch: int
+    hot_until: int
+
+
+def initialize(connection: Connection, now: int) -> None:
+    """Tables, the control row and the first generation; changes nothing the second time."""
+    metadata.create_all(connection)
+    connection.execute(
+        insert(connection, generations)
+        .values(generation=INITIAL, state="ACTIVE", created_at=now)
+        .on_conflict_do_nothing()
+    )
+    connection.execute(
+        insert(connection, control)
+        .values(id=1, intake=OPEN, active_generation=INITIAL, epoch=0, hot_until=0)
+        .on_conflict_do_nothing()
+    )
+
+
+_READ = sa.select(
+    control.c.intake,
+    control.c.paused_by,
+    control.c.active_generation,
+    control.c.epoch,
+    control.c.hot_until,
+)
+
+
+def read_control(connection: Connection) -> Control:
+    """The control row. Raises NotFound before `init`."""
+    row = connection.execute(_READ).one_or_none()
+    if row is None:
+        raise NotFound("the database is not set up; run `starter.py init`")
+    return Control(*row)
+
+
+def hold_lease(connection: Connection, until: int) -> None:
+    """The relay drains until then (UTC ms) unless it says so again; never shortens a twin's lease."""
+    connection.execute(sa.update(control).where(control.c.hot_until < until).values(hot_until=until))
+
+
+def clear_lease(connection: Connection) -> None:
+    """The relay goes to rest: from here on intake wakes it.
+
+    The exclusive lock waits for every intake that read the lease as held, so that the look that follows in this
+    transaction sees what they wrote: none of them is left unseen and unannounced.
+    """
+    lock_intake(connection, exclusive=True)
+    connection.execute(sa.update(control).values(hot_until=0))

@@ -1,0 +1,233 @@
+"""Deliveries: what each receiver has still to take, has taken, or could not take. The order rule lives here.
+
+Non-terminal states and who reads them: `pending` the receiver's drain (`next_batch`), `retrying` the event's own run
+(`load_delivery`, started by `claim_runs`), `dead` a person (`dead list`, redrive, waive).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.errors import NotFound
+from contracts.events import Event
+from store.dialect import for_update, pack, value_list
+from store.schema import deliveries, outbox
+
+PENDING, RETRYING, DONE, DEAD, WAIVED = "pending", "retrying", "done", "dead", "waived"
+
+_EVENT = (
+    outbox.c.position,
+    outbox.c.event_id,
+    outbox.c.aggregate_id,
+    outbox.c.seq,
+    outbox.c.event_type,
+    outbox.c.payload,
+)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One event at one receiver. `next_attempt_at`: UTC ms or None."""
+
+    receiver: str
+    event: Event
+    status: str
+    attempts: int
+    next_attempt_at: int | None
+    last_error: str | None
+
+
+def _failing_before(of: sa.FromClause) -> sa.Exists:
+    earlier = deliveries.alias("earlier")
+    return (
+        sa.select(sa.literal_column("1"))
+        .select_from(earlier)
+        .where(
+            earlier.c.receiver == of.c.receiver,
+            earlier.c.aggregate_id == of.c.aggregate_id,
+            earlier.c.seq < of.c.seq,
+            # Literals: a bound parameter would keep SQLite from using the partial index.
+            sa.text("earlier.status IN ('retrying', 'dead')"),
+        )
+        .exists()
+    )
+
+
+_NEXT = (
+    sa.select(*_EVENT)
+    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+    .where(
+        deliveries.c.receiver == sa.bindparam("receiver"),
+        sa.text("deliveries.status = 'pending'"),
+        ~_failing_before(deliveries),
+    )
+    .order_by(deliveries.c.position)
+    .limit(sa.bindparam("limit"))
+)
+
+
+def next_batch(connection: Connection, receiver: str, limit: int) -> list[Event]:
+    """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
+    `dead` before it. Take `lock_receiver` first."""
+    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit})
+    return [Event(*row) for row in rows]
+
+
+def has_next(connection: Connection, receiver: str) -> Event | None:
+    """The first event that the receiver may take now, or None."""
+    batch = next_batch(connection, receiver, 1)
+    return batch[0] if batch else None
+
+
+def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -> None:
+    """The receiver took these; called in the transaction of their effects.
+
+    Raises RuntimeError when one was done already: its effect would be there twice, so the transaction must not commit.
+    """
+    chosen = value_list(connection, "positions", int)
+    count = connection.execute(
+        sa.update(deliveries)
+        .where(
+            deliveries.c.receiver == receiver,
+            deliveries.c.position.in_(sa.select(chosen.c.value)),
+            deliveries.c.status.in_([PENDING, RETRYING]),
+        )
+        .values(status=DONE, next_attempt_at=None, has_run=0),
+        {"positions": pack(connection, positions)},
+    ).rowcount
+    if count != len(positions):
+        raise RuntimeError(f"{len(positions) - count} deliveries of {receiver} were taken by a twin")
+
+
+def record_failure(
+    connection: Connection,
+    receiver: str,
+    position: int,
+    *,
+    attempts: int,
+    error: str,
+    next_attempt_at: int | None,
+    now: int,
+) -> None:
+    """An attempt failed: the `attempts`th in all. `next_attempt_at` (UTC ms) None makes it a dead letter.
+
+    The caller has rolled the receiver's effect back to a savepoint.
+    """
+    dead = next_attempt_at is None
+    connection.execute(
+        sa.update(deliveries)
+        .where(
+            deliveries.c.receiver == receiver,
+            deliveries.c.position == position,
+            deliveries.c.status.in_([PENDING, RETRYING]),
+        )
+        .values(
+            status=DEAD if dead else RETRYING,
+            attempts=attempts,
+            last_error=error,
+            next_attempt_at=next_attempt_at,
+            settled_at=now if dead else None,
+            **({"has_run": 0} if dead else {}),
+        )
+    )
+
+
+def load_delivery(connection: Connection, receiver: str, event_id: str) -> Delivery:
+    """The delivery, locked until the transaction ends. Raises NotFound."""
+    row = connection.execute(
+        for_update(
+            connection,
+            sa.select(
+                *_EVENT,
+                deliveries.c.status,
+                deliveries.c.attempts,
+                deliveries.c.next_attempt_at,
+                deliveries.c.last_error,
+            )
+            .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+            .where(deliveries.c.receiver == receiver, outbox.c.event_id == event_id),
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no delivery of {event_id} to {receiver}; `event publish` registers what is missing")
+    return Delivery(receiver, Event(*row[:6]), *row[6:])
+
+
+def waits_behind(connection: Connection, receiver: str, event: Event) -> str | None:
+    """The event id of the earliest unfinished event of the same aggregate before this one, or None."""
+    return connection.execute(
+        sa.select(outbox.c.event_id)
+        .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
+        .where(
+            deliveries.c.receiver == receiver,
+            outbox.c.aggregate_id == event.aggregate_id,
+            outbox.c.seq < event.seq,
+            deliveries.c.status.in_([PENDING, RETRYING, DEAD]),
+        )
+        .order_by(outbox.c.seq)
+        .limit(1)
+    ).scalar_one_or_none()
+
+
+def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
+    """All deliveries of one event, by receiver."""
+    rows = connection.execute(
+        sa.select(
+            deliveries.c.receiver,
+            *_EVENT,
+            deliveries.c.status,
+            deliveries.c.attempts,
+            deliveries.c.next_attempt_at,
+            deliveries.c.last_error,
+        )
+        .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+        .where(outbox.c.event_id == event_id)
+        .order_by(deliveries.c.receiver)
+    )
+    return [Delivery(row[0], Event(*row[1:7]), *row[7:]) for row in rows]
+
+
+def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: int) -> list[tuple[str, str]]:
+    """(event id, aggregate id) of the `retrying` deliveries whose run is to be started now, oldest due first.
+
+    At most `most_open` have one at a time. One that was due before `overdue` (UTC ms) and still waits has lost its
+    run, and is named again. Starting a run that exists is harmless.
+    """
+    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
+    lost = list(
+        connection.execute(
+            sa.select(deliveries.c.position)
+            .where(*of_receiver, deliveries.c.has_run == 1, deliveries.c.next_attempt_at < overdue)
+            .order_by(deliveries.c.next_attempt_at)
+            .limit(most_open)
+        ).scalars()
+    )
+    running = connection.execute(
+        sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1)
+    ).scalar_one()
+    new = list(
+        connection.execute(
+            sa.select(deliveries.c.position)
+            .where(*of_receiver, deliveries.c.has_run == 0)
+            .order_by(deliveries.c.next_attempt_at)
+            .limit(max(0, most_open - running))
+        ).scalars()
+    )
+    if new:
+        connection.execute(
+            sa.update(deliveries)
+            .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new))
+            .values(has_run=1)
+        )
+    if not new and not lost:
+        return []
+    return [
+        (row[0], row[1])
+        for row in connection.execute(
+            sa.select(outbox.c.event_id, outbox.c.aggregate_id)
+            .where(outbox.c.position.in_(new + lost))
+            .order_by(outbox.c.position)
+        )
+    ]

@@ -1,0 +1,144 @@
+"""Fan-out: entries of the Redis list become one delivery for each receiver that takes the event's type."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from store.dialect import insert, pack, value_list
+from store.schema import deliveries, invalid_entries, outbox, subscriptions
+
+_MAX_SHOWN = 1000
+
+
+@dataclass(frozen=True)
+class FannedOut:
+    """What one batch of entries came to: events fanned out now, duplicates dropped, entries that are no events."""
+
+    events: int
+    duplicates: int
+    invalid: int
+
+
+def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> FannedOut:
+    """Register the deliveries of `entries` (event ids in UTF-8, repeats allowed); `now` in UTC ms.
+
+    Also registers every event of the same aggregates with a lower `seq` that is not fanned out yet, so that an
+    aggregate never has a gap in `deliveries` and no receiver sees its events out of order. A delivery that is there
+    keeps its state.
+    """
+    ids, junk = _decode(entries)
+    rows = _recorded(connection, ids)
+    known = {row.event_id for row in rows}
+    junk += [(event_id, "is no event in the outbox") for event_id in ids if event_id not in known]
+    fresh = [row for row in rows if row.fanned_out_at is None]
+    positions = {row.position for row in fresh}
+    tops: dict[str, int] = {}
+    for row in fresh:
+        if row.seq > 1:
+            tops[row.aggregate_id] = max(row.seq, tops.get(row.aggregate_id, 0))
+    for aggregate_id, top in sorted(tops.items()):
+        positions.update(_earlier_unregistered(connection, aggregate_id, top))
+    if positions:
+        register_deliveries(connection, sorted(positions), now)
+    if junk:
+        _record_invalid(connection, junk, now)
+    return FannedOut(len(positions), len(entries) - len(fresh) - len(junk), len(junk))
+
+
+def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:
+    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out."""
+    chosen = value_list(connection, "positions", int)
+    bound = {"positions": pack(connection, positions)}
+    connection.execute(
+        insert(connection, deliveries)
+        .from_select(
+            ["receiver", "position", "aggregate_id", "seq", "status", "attempts", "has_run"],
+            sa.select(
+                subscriptions.c.receiver,
+                outbox.c.position,
+                outbox.c.aggregate_id,
+                outbox.c.seq,
+                sa.literal_column("'pending'"),
+                sa.literal_column("0"),
+                sa.literal_column("0"),
+            )
+            .select_from(subscriptions)
+            .join(chosen, sa.true())
+            .join(outbox, outbox.c.position == chosen.c.value)
+            .where(
+                outbox.c.event_type == subscriptions.c.event_type,
+                outbox.c.position > subscriptions.c.since_position,
+            ),
+        )
+        .on_conflict_do_nothing(),
+        bound,
+    )
+    connection.execute(
+        sa.update(outbox).where(outbox.c.position.in_(sa.select(chosen.c.value))).values(fanned_out_at=now),
+        bound,
+    )
+
+
+def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]:
+    ids: dict[str, None] = {}
+    junk: dict[str, str] = {}
+    for entry in entries:
+        try:
+            text = entry.decode()
+        except UnicodeDecodeError:
+            junk[entry.decode(errors="backslashreplace")] = "is not UTF-8 text"
+            continue
+        if "\0" in text:
+            junk[text.replace("\0", "\\x00")] = "holds a NUL character"  # PostgreSQL stores none
+        else:
+            ids[text] = None
+    return list(ids), list(junk.items())
+
+
+def _recorded(connection: Connection, ids: Sequence[str]) -> list[Any]:
+    wanted = value_list(connection, "ids", str)
+    rows = connection.execute(
+        sa.select(
+            outbox.c.position,
+            outbox.c.event_id,
+            outbox.c.aggregate_id,
+            outbox.c.seq,
+            outbox.c.fanned_out_at,
+        ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value),
+        {"ids": pack(connection, ids)},
+    )
+    return list(rows)
+
+
+def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:
+    """Events of the aggregate below `top`, down to the last one that was fanned out."""
+    last_done = (
+        sa.select(outbox.c.seq)
+        .where(
+            outbox.c.aggregate_id == aggregate_id,
+            outbox.c.seq < top,
+            outbox.c.fanned_out_at.is_not(None),
+        )
+        .order_by(outbox.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return list(
+        connection.execute(
+            sa.select(outbox.c.position).where(
+                outbox.c.aggregate_id == aggregate_id,
+                outbox.c.seq < top,
+                outbox.c.seq > sa.func.coalesce(last_done, 0),
+            )
+        ).scalars()
+    )
+
+
+def _record_invalid(connection: Connection, junk: Sequence[tuple[str, str]], now: int) -> None:
+    connection.execute(
+        insert(connection, invalid_entries).on_conflict_do_nothing(),
+        [{"entry": entry[:_MAX_SHOWN], "reason": reason, "seen_at": now} for entry, reason in dict(junk).items()],
+    )

@@ -1,0 +1,148 @@
+"""The resumable `charge` -> `ship` job: its row is written before its run starts, so it outlives a lost Temporal."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.errors import Conflict, NotFound, Refused
+from contracts.events import ORDER_SHIPPED, PAYMENT_CAPTURED
+from contracts.identifiers import job_aggregate, order_shipped_id, payment_captured_id
+from contracts.names import CHARGE, SHIP
+from store.dialect import for_update, insert
+from store.outbox import append_event
+from store.schema import charges, job_steps, jobs, shipments
+
+RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
+_STEP_POSITIONS = {CHARGE: 1, SHIP: 2}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job and what it has completed, in the order of the work. `created_at`: UTC ms."""
+
+    job_id: str
+    amount: int
+    state: str
+    error: str | None
+    created_at: int
+    steps: tuple[str, ...]
+    charges: tuple[tuple[str, int], ...]
+
+
+def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_at: int) -> None:
+    """Record that the job is to run; a job that was recorded with this amount runs again, and skips what is done.
+
+    `look_at` (UTC ms): when the look first makes sure that it has a run. Raises Conflict for another amount.
+    """
+    connection.execute(
+        insert(connection, jobs)
+        .values(job_id=job_id, amount=amount, state=RUNNING, created_at=now, look_at=look_at)
+        .on_conflict_do_nothing()
+    )
+    stored = connection.execute(
+        for_update(connection, sa.select(jobs.c.amount).where(jobs.c.job_id == job_id))
+    ).scalar_one()
+    if stored != amount:
+        raise Conflict(f"job {job_id} was started before with amount {stored}, not {amount}; nothing was changed")
+    connection.execute(
+        sa.update(jobs).where(jobs.c.job_id == job_id).values(state=RUNNING, error=None, look_at=look_at)
+    )
+
+
+def step_completed(connection: Connection, job_id: str, step: str) -> bool:
+    """Whether the step is recorded as done; locks the job until the transaction ends. Raises NotFound."""
+    found = connection.execute(
+        for_update(connection, sa.select(jobs.c.job_id).where(jobs.c.job_id == job_id))
+    ).one_or_none()
+    if found is None:
+        raise NotFound(f"there is no job {job_id}; `job run` starts one")
+    return (
+        connection.execute(
+            sa.select(job_steps.c.step).where(job_steps.c.job_id == job_id, job_steps.c.step == step)
+        ).one_or_none()
+        is not None
+    )
+
+
+def complete_charge(connection: Connection, job_id: str, amount: int, now: int) -> None:
+    """The step and its `payment-captured` event, in the transaction of the charge."""
+    _complete_step(connection, job_id, CHARGE, now)
+    append_event(
+        connection,
+        event_id=payment_captured_id(job_id),
+        aggregate_id=job_aggregate(job_id),
+        event_type=PAYMENT_CAPTURED,
+        payload={"job_id": job_id, "amount": amount},
+    )
+
+
+def complete_ship(connection: Connection, job_id: str, now: int) -> None:
+    """The step and its `order-shipped` event, in the transaction of the shipment. Raises Refused before the charge."""
+    if not step_completed(connection, job_id, CHARGE):
+        raise Refused(f"job {job_id} is not charged yet, so it cannot be shipped")
+    _complete_step(connection, job_id, SHIP, now)
+    append_event(
+        connection,
+        event_id=order_shipped_id(job_id),
+        aggregate_id=job_aggregate(job_id),
+        event_type=ORDER_SHIPPED,
+        payload={"job_id": job_id},
+    )
+
+
+def write_charge(connection: Connection, job_id: str, amount: int, now: int) -> None:
+    """The built-in payment side: a row of our own; a second one for the job is refused by its key."""
+    connection.execute(sa.insert(charges).values(job_id=job_id, amount=amount, charged_at=now))
+
+
+def write_shipment(connection: Connection, job_id: str, now: int) -> None:
+    """The built-in shipping side: a row of our own."""
+    connection.execute(sa.insert(shipments).values(job_id=job_id, shipped_at=now))
+
+
+def end_job(connection: Connection, job_id: str, error: str | None) -> None:
+    """The run is over: COMPLETED, or FAILED with a sentence; `job run` runs it again."""
+    connection.execute(
+        sa.update(jobs).where(jobs.c.job_id == job_id).values(state=FAILED if error else COMPLETED, error=error)
+    )
+
+
+def due_for_look(connection: Connection, now: int, limit: int) -> list[tuple[str, int]]:
+    """(job id, amount) of running jobs that the look is to find a run for, oldest first."""
+    return [
+        (row[0], row[1])
+        for row in connection.execute(
+            sa.select(jobs.c.job_id, jobs.c.amount)
+            .where(sa.text("jobs.state = 'RUNNING'"), jobs.c.look_at <= now)
+            .order_by(jobs.c.look_at)
+            .limit(limit)
+        )
+    ]
+
+
+def postpone_look(connection: Connection, job_id: str, look_at: int) -> None:
+    """The job has a run; look again at `look_at` (UTC ms)."""
+    connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(look_at=look_at))
+
+
+def get_job(connection: Connection, job_id: str) -> Job:
+    """The job with its steps and charges. Raises NotFound."""
+    row = connection.execute(
+        sa.select(jobs.c.job_id, jobs.c.amount, jobs.c.state, jobs.c.error, jobs.c.created_at).where(
+            jobs.c.job_id == job_id
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no job {job_id}; `job run` starts one")
+    steps = connection.execute(
+        sa.select(job_steps.c.step).where(job_steps.c.job_id == job_id).order_by(job_steps.c.position)
+    ).scalars()
+    charged = connection.execute(sa.select(charges.c.job_id, charges.c.amount).where(charges.c.job_id == job_id))
+    return Job(*row, steps=tuple(steps), charges=tuple((c[0], c[1]) for c in charged))
+
+
+def _complete_step(connection: Connection, job_id: str, step: str, now: int) -> None:
+    connection.execute(
+        sa.insert(job_steps).values(job_id=job_id, step=step, position=_STEP_POSITIONS[step], completed_at=now)
+    )

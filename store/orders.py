@@ -1,0 +1,78 @@
+"""Intake: an order and its event, in one transaction that also reads the intake state."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.errors import Conflict, IntakePaused, NotFound
+from contracts.events import ORDER_PLACED
+from contracts.identifiers import order_aggregate, order_placed_id
+from contracts.orders import Order
+from store.control import read_control
+from store.dialect import lock_aggregates, lock_intake
+from store.outbox import append_event
+from store.schema import PAUSED, orders
+
+_ORDER = (orders.c.id, orders.c.sku, orders.c.qty, orders.c.amount, orders.c.currency)
+
+
+@dataclass(frozen=True)
+class PlacedOrder:
+    """A durable order. `created` is false when it was there before; `placed_at` UTC ms.
+
+    `cold`: nobody drains the outbox just now, so the caller wakes the pipeline after the commit.
+    """
+
+    order: Order
+    placed_at: int
+    created: bool
+    cold: bool
+
+
+def place_order(connection: Connection, order: Order, now: int) -> PlacedOrder:
+    """Write the order and its `order-placed` event, or neither. `now` in UTC ms.
+
+    The same order again with the same content is answered as the first time, also while intake is paused.
+    Raises Conflict when the id names another order, IntakePaused when intake takes no new ones.
+    """
+    lock_intake(connection, exclusive=False)
+    lock_aggregates(connection, [order_aggregate(order.id)])
+    control = read_control(connection)
+    existing = connection.execute(sa.select(*_ORDER, orders.c.placed_at).where(orders.c.id == order.id)).one_or_none()
+    if existing is not None:
+        if Order(*existing[:5]) != order:
+            raise Conflict(f"order {order.id} was placed before with other content; nothing was changed")
+        return PlacedOrder(order, existing[5], created=False, cold=False)
+    if control.intake == PAUSED:
+        raise IntakePaused(control.paused_by)
+    connection.execute(
+        sa.insert(orders).values(
+            id=order.id,
+            sku=order.sku,
+            qty=order.qty,
+            amount=order.amount,
+            currency=order.currency,
+            placed_at=now,
+        )
+    )
+    append_event(
+        connection,
+        event_id=order_placed_id(order.id),
+        aggregate_id=order_aggregate(order.id),
+        event_type=ORDER_PLACED,
+        payload=order.payload(),
+    )
+    return PlacedOrder(order, now, created=True, cold=control.hot_until <= now)
+
+
+def get_order(connection: Connection, order_id: str) -> PlacedOrder:
+    """The order of that id, or of that event id. Raises NotFound."""
+    row = connection.execute(
+        sa.select(*_ORDER, orders.c.placed_at)
+        .where(orders.c.id.in_([order_id, order_id.removesuffix(":placed")]))
+        .order_by(sa.func.length(orders.c.id).desc())
+    ).first()
+    if row is None:
+        raise NotFound(f"there is no order {order_id}; `orders place` makes one")
+    return PlacedOrder(Order(*row[:5]), row[5], created=False, cold=False)

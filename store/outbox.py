@@ -1,0 +1,176 @@
+"""The outbox: events are appended in the transaction of the change that they tell of, and found by state.
+
+There is no cursor over positions: commit order is not position order, and a cursor would skip the late one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.errors import Conflict, NotFound
+from contracts.events import Event, payload_text
+from contracts.identifiers import order_placed_id
+from store.dialect import lock_aggregates, pack, value_list
+from store.schema import PENDING, PUBLISHED, outbox
+
+_EVENT = (
+    outbox.c.position,
+    outbox.c.event_id,
+    outbox.c.aggregate_id,
+    outbox.c.seq,
+    outbox.c.event_type,
+    outbox.c.payload,
+)
+
+
+@dataclass(frozen=True)
+class OutboxRow:
+    """An event and where it stands on its way to the receivers. Times: UTC ms or None."""
+
+    event: Event
+    status: str
+    published_at: int | None
+    fanned_out_at: int | None
+
+
+def append_event(
+    connection: Connection,
+    *,
+    event_id: str,
+    aggregate_id: str,
+    event_type: str,
+    payload: Mapping[str, Any],
+) -> tuple[Event, bool]:
+    """Write an event as the next of its aggregate; the event, and whether it is new.
+
+    The same event id again with the same content changes nothing. Raises Conflict when the id tells of something
+    else already.
+    """
+    body = payload_text(payload)
+    lock_aggregates(connection, [aggregate_id])
+    existing = connection.execute(sa.select(*_EVENT).where(outbox.c.event_id == event_id)).one_or_none()
+    if existing is not None:
+        event = Event(*existing)
+        if (event.aggregate_id, event.event_type, event.body) != (aggregate_id, event_type, body):
+            raise Conflict(f"event {event_id} was recorded before with other content; nothing was changed")
+        return event, False
+    seq = connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(outbox.c.aggregate_id == aggregate_id)
+    ).scalar_one()
+    position = connection.execute(
+        sa.insert(outbox)
+        .values(
+            event_id=event_id,
+            aggregate_id=aggregate_id,
+            seq=seq,
+            event_type=event_type,
+            payload=body,
+        )
+        .returning(outbox.c.position)
+    ).scalar_one()
+    return Event(position, event_id, aggregate_id, seq, event_type, body), True
+
+
+_PENDING = (
+    sa.select(outbox.c.position, outbox.c.event_id)
+    .where(outbox.c.status == sa.literal_column(f"'{PENDING}'"))
+    .order_by(outbox.c.position)
+)
+
+
+def pending_events(connection: Connection, limit: int) -> list[tuple[int, str]]:
+    """(position, event id) of events that wait for the relay, in position order, which is `seq` order within an
+    aggregate. At most `limit`."""
+    return [(row[0], row[1]) for row in connection.execute(_PENDING.limit(limit))]
+
+
+def mark_published(connection: Connection, positions: Sequence[int], now: int) -> None:
+    """These were pushed at `now` (UTC ms). Marks exactly what was pushed: what was inserted meanwhile stays."""
+    chosen = value_list(connection, "positions", int)
+    connection.execute(
+        sa.update(outbox)
+        .where(outbox.c.position.in_(sa.select(chosen.c.value)))
+        .values(status=PUBLISHED, published_at=now),
+        {"positions": pack(connection, positions)},
+    )
+
+
+def lost_events(connection: Connection, *, before: int, head: str | None, limit: int) -> list[int]:
+    """Positions of events that Redis lost: published before `before` (UTC ms), not fanned out, and the list is empty
+    (`head` None) or its first entry, `head`, was published later than they were.
+
+    By age alone a slow queue would be pushed again for ever, and double each time.
+    """
+    if head is not None:
+        head_published = connection.execute(
+            sa.select(outbox.c.published_at).where(outbox.c.event_id == head)
+        ).scalar_one_or_none()
+        if head_published is None:
+            # Not an event, or not marked yet: the fan-out takes it first, and the next look knows more.
+            return []
+        before = min(before, head_published)
+    return list(
+        connection.execute(
+            sa.select(outbox.c.position)
+            .where(
+                outbox.c.status == sa.literal_column(f"'{PUBLISHED}'"),
+                outbox.c.fanned_out_at.is_(None),
+                outbox.c.published_at < before,
+            )
+            .order_by(outbox.c.published_at, outbox.c.position)
+            .limit(limit)
+        ).scalars()
+    )
+
+
+def reset_to_pending(connection: Connection, positions: Sequence[int]) -> int:
+    """These go through the relay again unless they were fanned out meanwhile; how many do."""
+    chosen = value_list(connection, "positions", int)
+    return connection.execute(
+        sa.update(outbox)
+        .where(
+            outbox.c.position.in_(sa.select(chosen.c.value)),
+            outbox.c.fanned_out_at.is_(None),
+            outbox.c.status == PUBLISHED,
+        )
+        .values(status=PENDING),
+        {"positions": pack(connection, positions)},
+    ).rowcount
+
+
+def publish_again(connection: Connection, event_id: str) -> Event:
+    """Send a recorded event through the relay and the fan-out once more. Missing deliveries are added, present ones
+    keep their state. Raises NotFound."""
+    row = connection.execute(
+        sa.update(outbox)
+        .where(outbox.c.event_id == event_id)
+        .values(status=PENDING, fanned_out_at=None)
+        .returning(*_EVENT)
+    ).one_or_none()
+    if row is None:
+        raise NotFound(_no_event(event_id))
+    return Event(*row)
+
+
+def find_event(connection: Connection, name: str) -> OutboxRow:
+    """The event of that id, or the `order-placed` event of the order of that id. Raises NotFound."""
+    columns = (*_EVENT, outbox.c.status, outbox.c.published_at, outbox.c.fanned_out_at)
+    for event_id in (name, order_placed_id(name)):
+        row = connection.execute(sa.select(*columns).where(outbox.c.event_id == event_id)).one_or_none()
+        if row is not None:
+            return OutboxRow(Event(*row[:6]), *row[6:])
+    raise NotFound(_no_event(name))
+
+
+def events_of(connection: Connection, aggregate_id: str) -> list[OutboxRow]:
+    """All events of one aggregate, in order."""
+    columns = (*_EVENT, outbox.c.status, outbox.c.published_at, outbox.c.fanned_out_at)
+    rows = connection.execute(sa.select(*columns).where(outbox.c.aggregate_id == aggregate_id).order_by(outbox.c.seq))
+    return [OutboxRow(Event(*row[:6]), *row[6:]) for row in rows]
+
+
+def _no_event(event_id: str) -> str:
+    return f"there is no event {event_id}; an order's event is named like order-7:placed"

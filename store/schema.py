@@ -1,0 +1,306 @@
+"""The tables. One metadata for SQLite and PostgreSQL.
+
+Times are integers, UTC milliseconds since 1970: a zone can neither be lost nor guessed on either database, and
+nothing is ordered by them. Money is integer minor units. `outbox.position` is given by the store and stands one
+to one for the business event id; deliveries and effects are keyed by it because an ascending integer is cheap to
+insert where a random text id made the same work twice as slow. Those hot tables carry no foreign key to the outbox:
+they are only ever written from its rows, and outbox rows are never deleted.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData()
+
+# SQLite numbers rows itself only for INTEGER, PostgreSQL wants 64 bits.
+_Position = BigInteger().with_variant(Integer, "sqlite")
+
+PENDING, PUBLISHED = "PENDING", "PUBLISHED"  # outbox.status
+OPEN, PAUSED = "OPEN", "PAUSED"  # control.intake
+INITIAL = "initial"  # the first generation
+
+
+def _integer(column: str) -> CheckConstraint:
+    # SQLite would store 1.5 or 'x' in an integer column without a word.
+    return CheckConstraint(f"{column} = CAST({column} AS INTEGER)", name=f"{column}_is_integer")
+
+
+def _where(condition: str) -> dict[str, Any]:
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
+
+orders = Table(
+    "orders",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("sku", Text, nullable=False),
+    Column("qty", BigInteger, CheckConstraint("qty >= 1"), nullable=False),
+    Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("placed_at", BigInteger, nullable=False),
+    _integer("amount"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("position", _Position, primary_key=True, autoincrement=True),
+    Column("event_id", Text, nullable=False, unique=True),
+    Column("aggregate_id", Text, nullable=False),
+    Column("seq", BigInteger, CheckConstraint("seq >= 1"), nullable=False),
+    Column("event_type", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column(
+        "status",
+        Text,
+        CheckConstraint("status IN ('PENDING', 'PUBLISHED')"),
+        nullable=False,
+        server_default=PENDING,
+    ),
+    Column("published_at", BigInteger),
+    Column("fanned_out_at", BigInteger),
+    UniqueConstraint("aggregate_id", "seq"),
+    # AUTOINCREMENT: a position is never given twice, even after a row was removed by hand.
+    sqlite_autoincrement=True,
+)
+Index("outbox_pending", outbox.c.position, **_where("status = 'PENDING'"))
+Index(
+    "outbox_in_flight",
+    outbox.c.published_at,
+    **_where("status = 'PUBLISHED' AND fanned_out_at IS NULL"),
+)
+
+subscriptions = Table(
+    "subscriptions",
+    metadata,
+    # Which event types a receiver takes, and from where on: events up to `since_position` were there before it.
+    Column("receiver", Text, primary_key=True),
+    Column("event_type", Text, primary_key=True),
+    Column("since_position", BigInteger, nullable=False),
+)
+
+receivers = Table(
+    "receivers",
+    metadata,
+    # Its row is the lock that keeps twins of one receiver apart.
+    Column("receiver", Text, primary_key=True),
+    Column("held_since", BigInteger),
+    Column("reason", Text),
+    Column("last_progress", BigInteger),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("receiver", Text, primary_key=True),
+    Column("position", _Position, primary_key=True),
+    Column("aggregate_id", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column(
+        "status",
+        Text,
+        CheckConstraint("status IN ('pending', 'retrying', 'done', 'dead', 'waived')"),
+        nullable=False,
+        server_default="pending",
+    ),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("next_attempt_at", BigInteger),
+    Column("last_error", Text),
+    # 1 while a DeliveryWorkflow run was asked for: bounds how many are open, and shows which were lost.
+    Column("has_run", Integer, nullable=False, server_default="0"),
+    Column("settled_at", BigInteger),  # when it became dead or waived
+    Column("reason", Text),  # why a person waived it
+    sqlite_with_rowid=False,
+)
+Index(
+    "deliveries_pending",
+    deliveries.c.receiver,
+    deliveries.c.position,
+    **_where("status = 'pending'"),
+)
+Index(
+    "deliveries_blocking",
+    deliveries.c.receiver,
+    deliveries.c.aggregate_id,
+    deliveries.c.seq,
+    **_where("status IN ('retrying', 'dead')"),
+)
+Index(
+    "deliveries_due",
+    deliveries.c.receiver,
+    deliveries.c.next_attempt_at,
+    **_where("status = 'retrying'"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
+    Column(
+        "state",
+        Text,
+        CheckConstraint("state IN ('RUNNING', 'COMPLETED', 'FAILED')"),
+        nullable=False,
+    ),
+    Column("error", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("look_at", BigInteger, nullable=False),  # when the look next makes sure that it has a run
+    _integer("amount"),
+)
+Index("jobs_running", jobs.c.look_at, **_where("state = 'RUNNING'"))
+
+job_steps = Table(
+    "job_steps",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("step", Text, CheckConstraint("step IN ('charge', 'ship')"), primary_key=True),
+    Column("position", BigInteger, nullable=False),  # 1 for charge, 2 for ship: the order of the work
+    Column("completed_at", BigInteger, nullable=False),
+)
+
+charges = Table(
+    "charges",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
+    Column("charged_at", BigInteger, nullable=False),
+)
+
+shipments = Table(
+    "shipments",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("shipped_at", BigInteger, nullable=False),
+)
+
+billing_entries = Table(
+    "billing_entries",
+    metadata,
+    Column("position", _Position, primary_key=True, autoincrement=False),
+    Column("order_id", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("currency", Text, nullable=False),
+)
+
+mail_messages = Table(
+    "mail_messages",
+    metadata,
+    Column("position", _Position, primary_key=True, autoincrement=False),
+    Column("order_id", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+)
+
+generations = Table(
+    "generations",
+    metadata,
+    Column("generation", Text, primary_key=True),
+    Column(
+        "state",
+        Text,
+        CheckConstraint("state IN ('BUILDING', 'SEALED', 'ACTIVE', 'RETIRED', 'FAILED')"),
+        nullable=False,
+    ),
+    Column("certificate", Text),
+    Column("created_at", BigInteger, nullable=False),
+    CheckConstraint(
+        "state <> 'ACTIVE' OR certificate IS NOT NULL OR generation = 'initial'",
+        name="active_needs_certificate",
+    ),
+)
+Index("one_active_generation", generations.c.state, unique=True, **_where("state = 'ACTIVE'"))
+
+sales_applied = Table(
+    "sales_applied",
+    metadata,
+    Column("generation", Text, primary_key=True),
+    Column("position", _Position, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("currency", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+sales_totals = Table(
+    "sales_totals",
+    metadata,
+    Column("generation", Text, primary_key=True),
+    Column("currency", Text, primary_key=True),
+    Column("orders", BigInteger, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    _integer("amount"),
+    sqlite_with_rowid=False,
+)
+
+rebuilds = Table(
+    "rebuilds",
+    metadata,
+    Column("rebuild_id", Text, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("certificate", Text),
+    Column("started_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+)
+
+rebuild_expected = Table(
+    "rebuild_expected",
+    metadata,
+    Column("rebuild_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("currency", Text, nullable=False),
+)
+
+redrives = Table(
+    "redrives",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+redrive_items = Table(
+    "redrive_items",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("receiver", Text, primary_key=True),
+    Column("position", _Position, primary_key=True),
+    Column("taken_at", BigInteger),
+)
+
+control = Table(
+    "control",
+    metadata,
+    Column("id", Integer, CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
+    Column("intake", Text, CheckConstraint("intake IN ('OPEN', 'PAUSED')"), nullable=False),
+    Column("paused_by", Text),
+    Column("active_generation", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("hot_until", BigInteger, nullable=False),  # the relay drains until then, so intake need not wake it
+)
+
+invalid_entries = Table(
+    "invalid_entries",
+    metadata,
+    Column("entry", Text, primary_key=True),  # as text; bytes that are none are shown escaped
+    Column("reason", Text, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
+)
+
+faults = Table(
+    "faults",
+    metadata,
+    Column("receiver", Text, primary_key=True),
+    Column("mode", Text, CheckConstraint("mode IN ('error', 'outage')"), nullable=False),
+)
