@@ -22,6 +22,7 @@ class Settings:
     home: Path
     database_url: str
     redis_url: str | None
+    ui_url: str | None = None  # base of links into the Temporal Web UI, from TEMPORAL_UI_URL
     # The pipeline.
     idle: float = 1.0  # a drain that moved nothing for this long goes to rest
     drain: float = 60.0  # a drain returns after this long also when busy, so that its run can continue as new
@@ -47,7 +48,7 @@ class Settings:
         problems: dict[str, str] = {}
         for spec in fields(cls):
             text = env.get(f"SAISEI_{spec.name.upper()}")
-            if spec.name in ("home", "database_url", "redis_url") or not text:
+            if spec.name in ("home", "database_url", "redis_url", "ui_url") or not text:
                 continue
             kind = int if spec.name == "attempts" else float
             try:
@@ -62,6 +63,7 @@ class Settings:
             home=home,
             database_url=env.get("DATABASE_URL") or f"sqlite:///{home / 'saisei.db'}",
             redis_url=env.get("REDIS_URL") or None,
+            ui_url=env.get("TEMPORAL_UI_URL") or None,
             **values,  # type: ignore[arg-type]
         )
         if settings.heartbeat < settings.busy + 1:

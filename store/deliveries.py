@@ -75,10 +75,10 @@ def next_batch(connection: Connection, receiver: str, limit: int) -> list[Event]
     return [Event(*row) for row in rows]
 
 
-def has_next(connection: Connection, receiver: str) -> Event | None:
-    """The first event that the receiver may take now, or None."""
+def first_next(connection: Connection, receiver: str) -> int | None:
+    """Position of the first event that the receiver may take now, or None."""
     batch = next_batch(connection, receiver, 1)
-    return batch[0] if batch else None
+    return batch[0].position if batch else None
 
 
 def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -> None:
@@ -187,6 +187,20 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
         .order_by(deliveries.c.receiver)
     )
     return [Delivery(row[0], Event(*row[1:7]), *row[7:]) for row in rows]
+
+
+def retrying_exists(connection: Connection, receiver: str, most_open: int, overdue: int) -> bool:
+    """Whether `claim_runs` with these arguments would find something, without a write transaction."""
+    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
+    count = sa.func.count()
+    rows = connection.execute(
+        sa.select(deliveries.c.has_run, count, sa.func.min(deliveries.c.next_attempt_at))
+        .where(*of_receiver)
+        .group_by(deliveries.c.has_run)
+    )
+    found = {row[0]: (row[1], row[2]) for row in rows}
+    open_runs, oldest = found.get(1, (0, None))
+    return (0 in found and open_runs < most_open) or (oldest is not None and oldest < overdue)
 
 
 def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: int) -> list[tuple[str, str]]:

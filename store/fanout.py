@@ -15,11 +15,15 @@ _MAX_SHOWN = 1000
 
 @dataclass(frozen=True)
 class FannedOut:
-    """What one batch of entries came to: events fanned out now, duplicates dropped, entries that are no events."""
+    """What one batch of entries came to: events fanned out now, duplicates dropped, entries that are no events.
+
+    `event_ids`: the entries that are events, each once.
+    """
 
     events: int
     duplicates: int
     invalid: int
+    event_ids: tuple[str, ...]
 
 
 def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> FannedOut:
@@ -45,7 +49,7 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
         register_deliveries(connection, sorted(positions), now)
     if junk:
         _record_invalid(connection, junk, now)
-    return FannedOut(len(positions), len(entries) - len(fresh) - len(junk), len(junk))
+    return FannedOut(len(positions), len(entries) - len(fresh) - len(junk), len(junk), tuple(known))
 
 
 def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:

@@ -50,11 +50,13 @@ def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_a
     )
 
 
-def step_completed(connection: Connection, job_id: str, step: str) -> bool:
-    """Whether the step is recorded as done; locks the job until the transaction ends. Raises NotFound."""
-    found = connection.execute(
-        for_update(connection, sa.select(jobs.c.job_id).where(jobs.c.job_id == job_id))
-    ).one_or_none()
+def step_completed(connection: Connection, job_id: str, step: str, *, lock: bool = True) -> bool:
+    """Whether the step is recorded as done. `lock` keeps others off the job until the transaction ends.
+
+    Raises NotFound.
+    """
+    statement = sa.select(jobs.c.job_id).where(jobs.c.job_id == job_id)
+    found = connection.execute(for_update(connection, statement) if lock else statement).one_or_none()
     if found is None:
         raise NotFound(f"there is no job {job_id}; `job run` starts one")
     return (

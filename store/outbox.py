@@ -87,6 +87,12 @@ def pending_events(connection: Connection, limit: int) -> list[tuple[int, str]]:
     return [(row[0], row[1]) for row in connection.execute(_PENDING.limit(limit))]
 
 
+def first_pending(connection: Connection) -> int | None:
+    """Position of the first event that waits for the relay, or None."""
+    pending = pending_events(connection, 1)
+    return pending[0][0] if pending else None
+
+
 def mark_published(connection: Connection, positions: Sequence[int], now: int) -> None:
     """These were pushed at `now` (UTC ms). Marks exactly what was pushed: what was inserted meanwhile stays."""
     chosen = value_list(connection, "positions", int)
@@ -174,3 +180,11 @@ def events_of(connection: Connection, aggregate_id: str) -> list[OutboxRow]:
 
 def _no_event(event_id: str) -> str:
     return f"there is no event {event_id}; an order's event is named like order-7:placed"
+
+
+def outbox_at_rest(connection: Connection) -> bool:
+    """Whether every event has its deliveries: none waits for the relay, none is in Redis."""
+    for condition in ("status = 'PENDING'", "status = 'PUBLISHED' AND fanned_out_at IS NULL"):
+        if connection.execute(sa.select(outbox.c.position).where(sa.text(condition)).limit(1)).first() is not None:
+            return False
+    return True

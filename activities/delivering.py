@@ -1,0 +1,175 @@
+"""One event at one receiver: the attempts of a failing event, and the one attempt taken by hand."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import Connection
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from contracts.errors import NotFound, Refused
+from contracts.messages import DeliveryInput, DeliveryResult
+from contracts.names import receiver_id
+from pipeline.failure import RetryPolicy, describe, is_unavailable
+from pipeline.hub import Hub
+from pipeline.writer import Writer
+from receivers.base import Receiver, RejectEvent
+from receivers.registry import require
+from store.clock import now_ms
+from store.deliveries import (
+    DEAD,
+    DONE,
+    PENDING,
+    RETRYING,
+    WAIVED,
+    Delivery,
+    load_delivery,
+    mark_done,
+    record_failure,
+    waits_behind,
+)
+from store.dialect import is_infrastructure_error
+from store.receivers import lock_receiver
+
+
+class DrillFailure(Exception):
+    """Asked for by hand (`event deliver --fail`)."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one transaction came to: the result, or an error with the seconds until the next attempt."""
+
+    result: DeliveryResult
+    retry_in: float | None = None
+    error: str | None = None
+    kind: str = "ReceiverFailed"
+
+
+class DeliveryActivities:
+    """Attempts of single events, outside the batches."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        receivers: Mapping[str, Receiver],
+        hub: Hub,
+        *,
+        retry: RetryPolicy,
+        settled: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`settled(receiver)` is called when a failing event came to an end, so that others get their turn."""
+        self._writer = writer
+        self._receivers = receivers
+        self._hub = hub
+        self._retry = retry
+        self._settled = settled
+
+    @activity.defn
+    async def attempt_delivery(self, message: DeliveryInput) -> DeliveryResult:
+        """The next attempt of a `retrying` delivery; returns once it is settled.
+
+        `deliveries.attempts` decides, not Temporal's counter: a lost answer or a restarted run costs no attempt.
+        Raises ApplicationError `ReceiverFailed` with the delay until the next attempt.
+        """
+        receiver = self._require(message.receiver)
+        attempt = await self._writer.write(lambda connection: self._attempt(connection, receiver, message))
+        if attempt.error is not None:
+            raise ApplicationError(
+                attempt.error,
+                type=attempt.kind,
+                next_retry_delay=timedelta(seconds=attempt.retry_in or 0),
+                category=ApplicationErrorCategory.BENIGN,
+            )
+        await self._settled(message.receiver)
+        self._hub.notify([receiver_id(message.receiver)])
+        return attempt.result
+
+    @activity.defn
+    async def deliver_by_hand(self, message: DeliveryInput) -> DeliveryResult:
+        """One attempt now; a failure leaves the delivery as it was.
+
+        Raises ApplicationError `ReceiverFailed`, not to be retried, or `Refused` when it is not its turn.
+        """
+        receiver = self._require(message.receiver)
+        attempt = await self._writer.write(lambda connection: self._by_hand(connection, receiver, message))
+        if attempt.error is not None:
+            raise ApplicationError(attempt.error, type=attempt.kind, non_retryable=True)
+        self._hub.notify([receiver_id(message.receiver)])
+        return attempt.result
+
+    def _require(self, name: str) -> Receiver:
+        try:
+            return require(name, self._receivers)
+        except NotFound as error:
+            # Retried: a newer worker may know it.
+            raise ApplicationError(str(error), type="UnknownReceiver") from error
+
+    def _attempt(self, connection: Connection, receiver: Receiver, message: DeliveryInput) -> _Attempt:
+        lock_receiver(connection, receiver.name)
+        delivery = load_delivery(connection, receiver.name, message.event_id)
+        if delivery.status != RETRYING:
+            return _Attempt(_result(delivery))
+        now = now_ms()
+        wait = ((delivery.next_attempt_at or 0) - now) / 1000
+        if wait > 0:
+            return _Attempt(_result(delivery), wait, "not due yet", "NotDue")
+        error = self._try(connection, receiver, delivery, fail=message.fail)
+        if error is None:
+            return _Attempt(DeliveryResult(DONE, delivery.attempts))
+        if is_unavailable(error):
+            return _Attempt(
+                _result(delivery), self._retry.delay(delivery.attempts), describe(error), "ReceiverUnavailable"
+            )
+        attempts = delivery.attempts + 1
+        due = None if isinstance(error, RejectEvent) else self._retry.next_attempt_at(attempts, now)
+        record_failure(
+            connection,
+            receiver.name,
+            delivery.event.position,
+            attempts=attempts,
+            error=describe(error),
+            next_attempt_at=due,
+            now=now,
+        )
+        if due is None:
+            return _Attempt(DeliveryResult(DEAD, attempts, describe(error)))
+        return _Attempt(_result(delivery), (due - now) / 1000, describe(error))
+
+    def _by_hand(self, connection: Connection, receiver: Receiver, message: DeliveryInput) -> _Attempt:
+        lock_receiver(connection, receiver.name)
+        delivery = load_delivery(connection, receiver.name, message.event_id)
+        result = _result(delivery)
+        if delivery.status == DONE:
+            return _Attempt(result)
+        if delivery.status not in (PENDING, RETRYING):
+            state = "waived" if delivery.status == WAIVED else "a dead letter; redrive it first"
+            return _Attempt(result, error=f"{message.event_id} is {state}", kind=Refused.__name__)
+        before = waits_behind(connection, receiver.name, delivery.event)
+        if before is not None:
+            return _Attempt(result, error=f"{message.event_id} waits behind {before}", kind=Refused.__name__)
+        error = self._try(connection, receiver, delivery, fail=message.fail)
+        if error is not None:
+            return _Attempt(result, error=describe(error))
+        return _Attempt(DeliveryResult(DONE, delivery.attempts))
+
+    def _try(self, connection: Connection, receiver: Receiver, delivery: Delivery, *, fail: bool) -> Exception | None:
+        """The effect and its `done`, or the error and neither."""
+        savepoint = connection.begin_nested()
+        try:
+            if fail:
+                raise DrillFailure(f"{receiver.name} was told to fail")
+            receiver.deliver(connection, delivery.event)
+        except Exception as error:
+            if is_infrastructure_error(error):
+                raise
+            savepoint.rollback()
+            return error
+        mark_done(connection, receiver.name, [delivery.event.position])
+        savepoint.commit()
+        return None
+
+
+def _result(delivery: Delivery) -> DeliveryResult:
+    return DeliveryResult(delivery.status, delivery.attempts, delivery.last_error)

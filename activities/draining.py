@@ -1,0 +1,37 @@
+"""The activity behind the long-lived runs: drain one stage while it is hot."""
+
+from collections.abc import Iterable
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from contracts.messages import DrainInput, DrainReport
+from pipeline.hub import Hub
+from pipeline.receiving import ReceiverHeld
+from pipeline.stage import Limits, Stage, drain
+
+
+class DrainActivities:
+    """Drains the stages that this worker knows."""
+
+    def __init__(self, stages: Iterable[Stage], hub: Hub, limits: Limits) -> None:
+        self._stages = {stage.name: stage for stage in stages}
+        self._hub = hub
+        self._limits = limits
+
+    @activity.defn
+    async def drain(self, message: DrainInput) -> DrainReport:
+        """Move batches on until there is nothing for a moment, or for about a minute; heartbeats at every turn.
+
+        Raises what the database or Redis raised: Temporal tries again, and no event is blamed.
+        """
+        stage = self._stages.get(message.stage)
+        if stage is None:
+            # Another worker's version may know it; retried, and visible, until one does.
+            raise ApplicationError(f"this worker knows no stage {message.stage}", type="UnknownStage")
+        try:
+            return await drain(
+                stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=activity.heartbeat
+            )
+        except ReceiverHeld as held:
+            raise ApplicationError(f"on hold: {held}", type="ReceiverHeld") from held

@@ -1,0 +1,124 @@
+"""The steps of a job: each is skipped when it is recorded, and recorded in the transaction of its effect."""
+
+from abc import ABC, abstractmethod
+
+from sqlalchemy import Connection
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from contracts.errors import SaiseiError
+from contracts.identifiers import job_aggregate
+from contracts.messages import StepInput
+from contracts.names import CHARGE, SHIP
+from pipeline.writer import Writer
+from store.clock import now_ms
+from store.jobs import (
+    complete_charge,
+    complete_ship,
+    end_job,
+    step_completed,
+    write_charge,
+    write_shipment,
+)
+
+COMMITTED, ALREADY_COMPLETED = "committed", "already_completed"
+
+
+class PaymentSide(ABC):
+    """Who takes the money. `request` is for a provider outside: it is called in no transaction, possibly more than
+    once, with a key that is the same at every retry of the job, which the provider must honour. `record` then writes
+    the charge in the transaction that completes the step."""
+
+    def request(self, key: str, amount: int) -> None:  # noqa: B027 - asking nobody is a valid choice
+        """Ask the provider for `amount` (minor units) under the idempotency key. Nothing to ask by default."""
+
+    @abstractmethod
+    def record(self, connection: Connection, job_id: str, amount: int, now: int) -> None:
+        """Write the charge; `now` in UTC ms."""
+
+
+class ShippingSide(ABC):
+    """Who sends the goods; as PaymentSide."""
+
+    def request(self, key: str) -> None:  # noqa: B027 - as above
+        """Ask the carrier under the idempotency key. Nothing to ask by default."""
+
+    @abstractmethod
+    def record(self, connection: Connection, job_id: str, now: int) -> None:
+        """Write the shipment; `now` in UTC ms."""
+
+
+class OwnPayments(PaymentSide):
+    """The built-in side: a row of our own."""
+
+    def record(self, connection: Connection, job_id: str, amount: int, now: int) -> None:
+        write_charge(connection, job_id, amount, now)
+
+
+class OwnShipping(ShippingSide):
+    """The built-in side: a row of our own."""
+
+    def record(self, connection: Connection, job_id: str, now: int) -> None:
+        write_shipment(connection, job_id, now)
+
+
+class FulfilmentActivities:
+    """`charge`, `ship` and the end of a job."""
+
+    def __init__(self, writer: Writer, payments: PaymentSide, shipping: ShippingSide) -> None:
+        self._writer = writer
+        self._payments = payments
+        self._shipping = shipping
+
+    @activity.defn
+    async def charge(self, message: StepInput) -> str:
+        """`committed`, or `already_completed` when the job was charged before."""
+        if await self._done(message.job_id, CHARGE):
+            return ALREADY_COMPLETED
+        key = f"{job_aggregate(message.job_id)}/charge"
+        await self._writer.call(lambda: self._payments.request(key, message.amount))
+
+        def record(connection: Connection) -> str:
+            # Asked again under the lock: a second run may have come first.
+            if step_completed(connection, message.job_id, CHARGE):
+                return ALREADY_COMPLETED
+            now = now_ms()
+            self._payments.record(connection, message.job_id, message.amount, now)
+            complete_charge(connection, message.job_id, message.amount, now)
+            return COMMITTED
+
+        return await self._writer.write(record)
+
+    @activity.defn
+    async def ship(self, message: StepInput) -> str:
+        """`committed`, or `already_completed` when the job was shipped before.
+
+        Raises ApplicationError `ShippingFailed` when it was told to fail.
+        """
+        if await self._done(message.job_id, SHIP):
+            return ALREADY_COMPLETED
+        if message.fails:
+            raise ApplicationError(f"shipping of {message.job_id} was told to fail", type="ShippingFailed")
+        key = f"{job_aggregate(message.job_id)}/ship"
+        await self._writer.call(lambda: self._shipping.request(key))
+
+        def record(connection: Connection) -> str:
+            if step_completed(connection, message.job_id, SHIP):
+                return ALREADY_COMPLETED
+            now = now_ms()
+            self._shipping.record(connection, message.job_id, now)
+            complete_ship(connection, message.job_id, now)
+            return COMMITTED
+
+        return await self._writer.write(record)
+
+    @activity.defn
+    async def end_job(self, job_id: str, error: str | None) -> None:
+        """Write the outcome into the job's row."""
+        await self._writer.write(lambda connection: end_job(connection, job_id, error))
+
+    async def _done(self, job_id: str, step: str) -> bool:
+        try:
+            return await self._writer.read(lambda connection: step_completed(connection, job_id, step, lock=False))
+        except SaiseiError as error:
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error

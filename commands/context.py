@@ -1,0 +1,103 @@
+"""What every command gets: settings, the database, Redis, Temporal, and where to print.
+
+Results go to stdout (a table or lines, or one JSON document with `--json`), messages and progress to stderr, so that
+output can be piped.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from functools import cached_property
+from typing import Any
+
+import embedded
+from rich.console import Console
+from temporalio.client import Client
+
+from config import Settings
+from contracts.errors import NotFound, Unreachable
+from pipeline import event_list
+from pipeline.event_list import EventList
+from receivers.registry import RECEIVERS, by_name
+from runs.connect import configured_address, connect
+from runs.starts import Runs
+from store.control import read_control
+from store.engine import Database
+
+
+class Context:
+    """One run of a command. What it opens is closed by `close`."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.args = args
+        self.json: bool = args.json
+        self.settings = Settings.from_env()
+        self.out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        self.messages = Console(stderr=True, highlight=False)
+        self._opened: list[Any] = []
+
+    @cached_property
+    def stack(self) -> embedded.Stack | None:
+        """The embedded stack of this home, when one is up."""
+        return embedded.find(self.settings.home)
+
+    @cached_property
+    def database(self) -> Database:
+        """The database, which answers and is set up. Raises Unreachable or NotFound (`init` makes it)."""
+        database = self.open_database()
+        try:
+            with database.read() as connection:
+                read_control(connection)
+        except NotFound:
+            raise
+        except Exception as error:
+            if "no such table" in str(error) or "UndefinedTable" in repr(error):
+                raise NotFound("the database is not set up; run `starter.py init`") from error
+            raise
+        return database
+
+    def open_database(self) -> Database:
+        """The database as it is, set up or not. Raises Unreachable."""
+        database = Database(self.settings.database_url, busy_timeout=self.settings.busy)
+        self._opened.append(database)
+        database.ping()
+        return database
+
+    @cached_property
+    def events(self) -> EventList:
+        """The Redis list. Raises Unreachable."""
+        url = self.settings.redis_url or (self.stack.redis_url if self.stack else None)
+        if url is None:
+            raise Unreachable("no Redis server is running here; start one with `make up`, or set REDIS_URL")
+        events = EventList(event_list.connect(url))
+        self._opened.append(events)
+        events.ping()
+        return events
+
+    async def client(self) -> Client:
+        """A Temporal client. Raises Unreachable."""
+        return await connect(self.stack.temporal_address if self.stack else None)
+
+    async def runs(self) -> Runs:
+        """Starts and wakes runs. Raises Unreachable."""
+        return Runs(await self.client(), tuple(by_name(RECEIVERS)), self.settings.timings)
+
+    @property
+    def ui_url(self) -> str | None:
+        """Base of links into the Web UI: TEMPORAL_UI_URL, or the embedded server's when that is the one in use."""
+        if configured_address() is None and self.stack is not None:
+            return self.stack.ui_url
+        return self.settings.ui_url
+
+    def say(self, message: str) -> None:
+        """A message for a person, on stderr."""
+        self.messages.print(message, markup=False)
+
+    def result(self, document: Any) -> None:
+        """The one JSON document of `--json`."""
+        print(json.dumps(document, ensure_ascii=False))
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for opened in reversed(self._opened):
+            opened.close()

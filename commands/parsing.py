@@ -1,0 +1,45 @@
+"""How a command is declared: its parser, its function, and an example that its help shows."""
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from commands.context import Context
+
+Run = Callable[["Context", argparse.Namespace], Awaitable[int]]
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage gets one sentence and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+class Commands:
+    """The top level, to which each module of this package adds its commands."""
+
+    def __init__(self, subparsers: "argparse._SubParsersAction[Parser]") -> None:
+        self.top = subparsers
+
+    def group(self, name: str, summary: str) -> "argparse._SubParsersAction[Parser]":
+        """A word that takes a second one, such as `orders place`."""
+        parser = self.top.add_parser(name, help=summary, description=summary)
+        return parser.add_subparsers(dest=f"{name}_command", required=True, metavar="COMMAND")
+
+
+def command(
+    group: "argparse._SubParsersAction[Parser]", name: str, run: Run, summary: str, example: str
+) -> argparse.ArgumentParser:
+    """Declare one command. Its help ends with `example`, which can be pasted."""
+    parser = group.add_parser(
+        name,
+        help=summary,
+        description=summary[:1].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    parser.set_defaults(run=run)
+    return parser

@@ -1,0 +1,106 @@
+"""The Redis list between relay and fan-out. It may vanish at any instant: the database knows what was in it.
+
+An entry is an event id and nothing else. Keys: the list `outbox.events`; the hash `processed` (event id -> when it was
+fanned out) and `processed.previous`, which keep the newest ids for people to look at. Nothing decides by the hash.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from contracts.errors import InvalidInput, Unreachable
+from contracts.names import OUTBOX_LIST, PROCESSED_HASH, PROCESSED_PREVIOUS
+
+# After this many ids `processed` becomes `processed.previous`, so the two hold at most twice as many.
+PROCESSED_BOUND = 1_000_000
+
+# Takes the entries that were read off the head again, and notes which ids were processed. Each entry is compared:
+# whoever stalled after its commit finds another head and takes nothing but what it has fanned out itself. It never
+# searches the list: a search for ids that a twin took already blocked the server for half a second.
+_REMOVE = """
+local noted = tonumber(ARGV[2])
+for i = 4 + noted, #ARGV do
+  if redis.call('LINDEX', KEYS[1], 0) == ARGV[i] then redis.call('LPOP', KEYS[1]) end
+end
+for i = 4, 3 + noted do redis.call('HSET', KEYS[2], ARGV[i], ARGV[1]) end
+if redis.call('HLEN', KEYS[2]) > tonumber(ARGV[3]) then redis.call('RENAME', KEYS[2], KEYS[3]) end
+"""
+
+
+def connect(url: str) -> "redis.Redis":
+    """A client that tells of every failure at once.
+
+    redis-py 8 repeats a command up to ten times when its reply is lost: one push would become many. Raises
+    InvalidInput for a URL that is none.
+    """
+    try:
+        return redis.Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=2,
+            socket_timeout=10,
+            health_check_interval=0,
+        )
+    except ValueError as error:
+        raise InvalidInput({"REDIS_URL": str(error)}) from None
+
+
+class EventList:
+    """The list and the hash of one Redis server, through one client."""
+
+    def __init__(self, client: "redis.Redis", processed_bound: int = PROCESSED_BOUND) -> None:
+        self._client = client
+        self._bound = processed_bound
+        self._remove = client.register_script(_REMOVE)
+
+    def ping(self) -> None:
+        """Raises Unreachable, in one sentence, when the server does not answer."""
+        try:
+            self._client.ping()
+        except redis.RedisError as error:
+            where = self._client.connection_pool.connection_kwargs
+            raise Unreachable(
+                f"Redis at {where.get('host', where.get('path'))}:{where.get('port', '')} does not answer ({error}); "
+                "start it with `make up` or correct REDIS_URL"
+            ) from None
+
+    def push(self, event_ids: Sequence[str]) -> None:
+        """Append these, in order. When it raises, they may be in the list all the same."""
+        self._client.rpush(OUTBOX_LIST, *event_ids)
+
+    def head(self, limit: int) -> list[bytes]:
+        """The first entries, at most `limit`; they stay in the list until `remove`."""
+        return cast(list[bytes], self._client.lrange(OUTBOX_LIST, 0, limit - 1))
+
+    def first(self) -> bytes | None:
+        """The entry that is next, or None when the list is empty."""
+        return cast("bytes | None", self._client.lindex(OUTBOX_LIST, 0))
+
+    def remove(self, entries: Sequence[bytes], processed: Sequence[str], when: str) -> None:
+        """Take `entries` off the head by value, and note the event ids `processed` at `when`, in one step.
+
+        Called after the commit that fanned them out.
+        """
+        self._remove(
+            keys=[OUTBOX_LIST, PROCESSED_HASH, PROCESSED_PREVIOUS],
+            args=[when, len(processed), self._bound, *processed, *entries],
+        )
+
+    def length(self) -> int:
+        """How many entries wait."""
+        return self._client.llen(OUTBOX_LIST)
+
+    def processed_count(self) -> int:
+        """How many event ids `processed` holds."""
+        return self._client.hlen(PROCESSED_HASH)
+
+    def count(self, event_id: str) -> int:
+        """How often the event id is in the list."""
+        return self._client.lrange(OUTBOX_LIST, 0, -1).count(event_id.encode())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.close()

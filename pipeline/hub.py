@@ -1,0 +1,43 @@
+"""Handing over between the stages of one worker: a stage that has written says so, and the next need not poll."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+
+class Hub:
+    """One event a stage. Used on the worker's event loop only."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Event] = {}
+        self._draining: Counter[str] = Counter()
+
+    def notify(self, stages: Iterable[str]) -> None:
+        """There is work for these."""
+        for stage in stages:
+            self._event(stage).set()
+
+    async def wait(self, stage: str, timeout: float) -> None:
+        """Until the stage is notified, at most `timeout` seconds (work may also come from another process)."""
+        event = self._event(stage)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await event.wait()
+        event.clear()
+
+    @contextlib.contextmanager
+    def draining(self, stage: str) -> Iterator[None]:
+        """Marks the stage as drained by this worker for the block."""
+        self._draining[stage] += 1
+        try:
+            yield
+        finally:
+            self._draining[stage] -= 1
+
+    def is_draining(self, stage: str) -> bool:
+        """Whether this worker drains the stage just now."""
+        return self._draining[stage] > 0
+
+    def _event(self, stage: str) -> asyncio.Event:
+        return self._events.setdefault(stage, asyncio.Event())

@@ -1,0 +1,166 @@
+"""The look: about once a second, indexed reads that find work whose wake, run or message was lost, and put it right.
+
+What it never does is act on age alone: a slow queue is not a lost one, and a drain that works needs no wake.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import redis
+from sqlalchemy.exc import DBAPIError
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.errors import SaiseiError
+from contracts.messages import DeliveryInput, FulfilmentInput
+from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id
+from pipeline.event_list import EventList
+from pipeline.hub import Hub
+from pipeline.receiving import MOST_OPEN_RUNS
+from pipeline.writer import Writer
+from runs.search_attributes import register_search_attributes
+from runs.starts import Runs
+from store.clock import now_ms
+from store.deliveries import claim_runs, first_next, retrying_exists
+from store.jobs import due_for_look, end_job, postpone_look
+from store.outbox import first_pending, lost_events, reset_to_pending
+
+logger = logging.getLogger(__name__)
+
+_LOST_AT_ONCE = 1000
+_JOBS_AT_ONCE = 20
+_JOB_EVERY_MS = 60_000
+_PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
+_LONGEST_SILENCE = 60.0
+
+
+@dataclass
+class _Seen:
+    """The oldest work of a stage when it was last looked at, and when to wake the stage for it again."""
+
+    item: str | int
+    wake_at: float
+    pause: float = 1.0
+
+
+@dataclass
+class Look:
+    """Reads the database and Redis once, and starts or wakes what is missing. One a worker; twins are harmless."""
+
+    writer: Writer
+    events: EventList
+    hub: Hub
+    runs: Runs
+    receivers: Sequence[str]
+    lost_after: float  # seconds
+    run_grace: float  # seconds
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _presence_at: float = 0.0
+    _said: str | None = None
+
+    async def once(self) -> None:
+        """One look. What does not answer just now is left for the next one; its absence is logged once."""
+        trouble = None
+        for part in (self._lost_messages, self._stalled_stages, self._failing_events, self._jobs, self._presence):
+            try:
+                await part()
+            except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
+                trouble = trouble or f"{part.__name__.strip('_')}: {type(error).__name__}: {error}"
+                if isinstance(error, RPCError | RuntimeError):
+                    self._presence_at = 0.0  # Temporal may come back empty: ask as soon as it answers
+        if trouble != self._said:
+            if trouble:
+                logger.warning("the look could not see everything (%s)", trouble)
+            else:
+                logger.info("the look sees everything again")
+            self._said = trouble
+
+    async def recover_outbox(self, *, before: int) -> int:
+        """Events published before `before` (UTC ms) that Redis lost go through the relay again; how many."""
+        head = await self.writer.call(self.events.first)
+        name = head.decode(errors="replace") if head is not None else None
+        lost = await self.writer.read(
+            lambda connection: lost_events(connection, before=before, head=name, limit=_LOST_AT_ONCE)
+        )
+        if not lost:
+            return 0
+        return await self.writer.write(lambda connection: reset_to_pending(connection, lost))
+
+    async def _lost_messages(self) -> None:
+        count = await self.recover_outbox(before=now_ms() - int(self.lost_after * 1000))
+        if count:
+            logger.warning("%d events were lost in Redis and are sent again", count)
+            await self.runs.wake([RELAY_ID, FAN_OUT_ID])
+
+    async def _stalled_stages(self) -> None:
+        pending = await self.writer.read(first_pending)
+        await self._consider(RELAY_ID, pending)
+        for name in self.receivers:
+            event = await self.writer.read(partial(first_next, receiver=name))
+            await self._consider(receiver_id(name), event)
+        first = await self.writer.call(self.events.first)
+        await self._consider(FAN_OUT_ID, first.hex() if first is not None else None)
+
+    async def _consider(self, stage: str, item: str | int | None) -> None:
+        """Wake a stage whose oldest work is the same as at the last look. A drain elsewhere would have taken it; a
+        stage that cannot work (Redis is down) is woken less and less often."""
+        if item is None or self.hub.is_draining(stage):
+            self._seen.pop(stage, None)
+            return
+        now = time.monotonic()
+        seen = self._seen.get(stage)
+        if seen is None or seen.item != item:
+            self._seen[stage] = _Seen(item, now)
+            return
+        if now >= seen.wake_at:
+            await self.runs.wake([stage])
+            seen.wake_at = now + seen.pause
+            seen.pause = min(seen.pause * 2, _LONGEST_SILENCE)
+
+    async def _failing_events(self) -> None:
+        overdue = now_ms() - int(self.run_grace * 1000)
+        for name in self.receivers:
+            if not await self.writer.read(
+                partial(retrying_exists, receiver=name, most_open=MOST_OPEN_RUNS, overdue=overdue)
+            ):
+                continue
+            claimed = await self.writer.write(
+                partial(claim_runs, receiver=name, most_open=MOST_OPEN_RUNS, overdue=overdue)
+            )
+            for event_id, aggregate_id in claimed:
+                await self.runs.start_delivery(DeliveryInput(name, event_id, aggregate_id))
+
+    async def _jobs(self) -> None:
+        now = now_ms()
+        for job_id, amount in await self.writer.read(lambda connection: due_for_look(connection, now, _JOBS_AT_ONCE)):
+            status = await self._run_status(job_workflow_id(job_id))
+            if status is None:
+                await self.runs.start_job(FulfilmentInput(job_id, amount))
+            elif status is not WorkflowExecutionStatus.RUNNING:
+                # The run ended without writing its outcome: somebody terminated or cancelled it. Not ours to restart.
+                sentence = f"its run was {status.name.lower()}; `job run {job_id}` resumes it"
+                await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
+                continue
+            await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + _JOB_EVERY_MS))
+
+    async def _presence(self) -> None:
+        now = time.monotonic()
+        if now < self._presence_at:
+            return
+        statuses = [await self._run_status(stage) for stage in self.runs.stages]
+        if any(status is not WorkflowExecutionStatus.RUNNING for status in statuses):
+            logger.info("long-lived runs are missing and are started")
+            await register_search_attributes(self.runs.client)
+            await self.runs.ensure()
+        self._presence_at = now + _PRESENCE_EVERY
+
+    async def _run_status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
+        try:
+            return (await self.runs.client.get_workflow_handle(workflow_id).describe()).status
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise

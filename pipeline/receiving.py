@@ -1,0 +1,164 @@
+"""A receiver's drain: its pending events in order, each batch with its effects and `done` in one transaction.
+
+If a batch raises, it is rolled back to a savepoint and taken in halves, down to the events that fail by themselves;
+after a failure the rest of that event's aggregate waits. Errors of our own database end the transaction and are
+retried by Temporal; they are nobody's failed attempt.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from contracts.events import Event
+from contracts.names import receiver_id
+from pipeline.failure import RetryPolicy, describe, is_unavailable
+from pipeline.fan_out import relay_rests
+from pipeline.stage import BatchSize
+from pipeline.writer import Writer
+from receivers.base import Receiver, RejectEvent
+from store.clock import now_ms
+from store.deliveries import claim_runs, first_next, mark_done, next_batch, record_failure
+from store.dialect import is_infrastructure_error
+from store.outbox import outbox_at_rest
+from store.receivers import lock_receiver, note_progress
+
+logger = logging.getLogger(__name__)
+
+# Runs of failing events that one receiver has open at a time: each is a workflow, and costs the server its share.
+MOST_OPEN_RUNS = 32
+_PATIENCE = 10.0  # seconds that a receiver stays hot for events that are still on their way
+_LONGEST_TRANSACTION = 0.020
+_PROGRESS_EVERY_MS = 1000
+
+StartRun = Callable[[str, str, str], Awaitable[None]]  # receiver, event id, aggregate id
+
+
+@dataclass
+class _Taking:
+    """State of one transaction."""
+
+    deadline: float
+    taken: int = 0
+    failed: int = 0
+    closed: set[str] = field(default_factory=set)  # aggregates with a failure before
+    unavailable: str | None = None
+
+
+class ReceiverStage:
+    """Drains one receiver's pending deliveries."""
+
+    fed_from_outside = False
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        writer: Writer,
+        *,
+        retry: RetryPolicy,
+        start_run: StartRun,
+        run_grace: float,
+    ) -> None:
+        """`start_run` starts the DeliveryWorkflow of a failing event; one that is overdue by `run_grace` seconds is
+        started again."""
+        self.name = receiver_id(receiver.name)
+        self._receiver = receiver
+        self._writer = writer
+        self._retry = retry
+        self._start_run = start_run
+        self._grace_ms = int(run_grace * 1000)
+        self._size = BatchSize()
+        self._noted_at = 0
+
+    async def begin(self) -> None:
+        """Nothing to prepare."""
+
+    async def step(self) -> int:
+        """Take one batch; how many events left `pending`."""
+        taking = await self._writer.write(self._take)
+        if taking.failed:
+            await self.start_runs()
+        if taking.unavailable:
+            raise ReceiverHeld(taking.unavailable)
+        return taking.taken + taking.failed
+
+    async def may_rest(self, idle: float) -> bool:
+        """Once the relay rests and nothing is on its way here, or has been for so long that it may take longer."""
+        if not await relay_rests(self._writer):
+            return False
+        if idle < _PATIENCE and not await self._writer.read(outbox_at_rest):
+            return False
+        return await self._writer.read(lambda connection: first_next(connection, self._receiver.name)) is None
+
+    async def start_runs(self) -> int:
+        """Start the runs of failing events that have none, oldest due first, within the bound; how many."""
+        overdue = now_ms() - self._grace_ms
+        runs = await self._writer.write(
+            lambda connection: claim_runs(connection, self._receiver.name, MOST_OPEN_RUNS, overdue)
+        )
+        for event_id, aggregate_id in runs:
+            try:
+                await self._start_run(self._receiver.name, event_id, aggregate_id)
+            except Exception as error:
+                # Temporal is away: the delivery stays `retrying`, and the look starts its run once it is overdue.
+                logger.warning("run of %s at %s not started: %s", event_id, self._receiver.name, error)
+        return len(runs)
+
+    def _take(self, connection: Connection) -> _Taking:
+        lock_receiver(connection, self._receiver.name)
+        started = time.monotonic()
+        events = next_batch(connection, self._receiver.name, self._size.value)
+        taking = _Taking(deadline=started + _LONGEST_TRANSACTION)
+        if events:
+            self._take_events(connection, events, taking)
+        now = now_ms()
+        if taking.taken and now - self._noted_at > _PROGRESS_EVERY_MS:
+            note_progress(connection, self._receiver.name, now)
+            self._noted_at = now
+        if not taking.failed:
+            self._size.observe(taking.taken, time.monotonic() - started)
+        return taking
+
+    def _take_events(self, connection: Connection, events: Sequence[Event], taking: _Taking) -> None:
+        events = [event for event in events if event.aggregate_id not in taking.closed]
+        if not events or taking.unavailable or (taking.failed and time.monotonic() > taking.deadline):
+            return
+        savepoint = connection.begin_nested()
+        try:
+            self._receiver.deliver_batch(connection, events)
+        except Exception as error:
+            if is_infrastructure_error(error):
+                raise
+            savepoint.rollback()
+            if len(events) > 1:
+                middle = len(events) // 2
+                self._take_events(connection, events[:middle], taking)
+                self._take_events(connection, events[middle:], taking)
+            elif is_unavailable(error):
+                taking.unavailable = describe(error)
+            else:
+                self._fail(connection, events[0], error, taking)
+        else:
+            mark_done(connection, self._receiver.name, [event.position for event in events])
+            savepoint.commit()
+            taking.taken += len(events)
+
+    def _fail(self, connection: Connection, event: Event, error: Exception, taking: _Taking) -> None:
+        taking.failed += 1
+        taking.closed.add(event.aggregate_id)
+        now = now_ms()
+        record_failure(
+            connection,
+            self._receiver.name,
+            event.position,
+            attempts=1,
+            error=describe(error),
+            next_attempt_at=None if isinstance(error, RejectEvent) else self._retry.next_attempt_at(1, now),
+            now=now,
+        )
+
+
+class ReceiverHeld(Exception):
+    """The receiver is unavailable; nothing was spent, everything waits in order."""

@@ -1,0 +1,87 @@
+"""A stage of the pipeline and how it is drained: batch after batch while it is hot, then back to rest."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from contracts.messages import DrainReport
+from pipeline.hub import Hub
+
+# How long a stage waits for its hub event before it looks for itself: work may come from another process.
+_SHORTEST_POLL, _LONGEST_POLL = 0.003, 0.05
+_SMALLEST, _LARGEST = 50, 2000
+_BRIEF, _LONG = 0.008, 0.020  # seconds; a write transaction should last at most about 20 ms
+
+
+class Stage(Protocol):
+    """One step of the way. `name` is also the workflow id of its run."""
+
+    name: str
+    # A stage that others may feed without a word (the relay: any process places orders) polls at the shortest wait.
+    fed_from_outside: bool
+
+    async def begin(self) -> None:
+        """Called once when a drain starts."""
+
+    async def step(self) -> int:
+        """Move one batch on; how many events moved."""
+
+    async def may_rest(self, idle: float) -> bool:
+        """Asked after `idle` seconds without work: whether the drain may end now."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a drain ends, in seconds: after `idle` without work, after `longest` in any case."""
+
+    idle: float
+    longest: float
+
+
+async def drain(
+    stage: Stage, hub: Hub, limits: Limits, *, stopping: Callable[[], bool], beat: Callable[[int, int], None]
+) -> DrainReport:
+    """Drain the stage while it is hot. `beat(events, batches)` is called at every turn; `stopping` ends it early."""
+    events = batches = 0
+    started = time.monotonic()
+    idle_since: float | None = None
+    poll = _SHORTEST_POLL
+    with hub.draining(stage.name):
+        await stage.begin()
+        while True:
+            beat(events, batches)
+            if stopping() or time.monotonic() - started >= limits.longest:
+                return DrainReport(events, batches, more=True)
+            moved = await stage.step()
+            if moved:
+                events += moved
+                batches += 1
+                idle_since = None
+                poll = _SHORTEST_POLL
+                continue
+            now = time.monotonic()
+            idle_since = idle_since or now
+            if now - idle_since >= limits.idle and await stage.may_rest(now - idle_since):
+                return DrainReport(events, batches, more=False)
+            await hub.wait(stage.name, poll)
+            if not stage.fed_from_outside:
+                poll = min(poll * 2, _LONGEST_POLL)
+
+
+class BatchSize:
+    """How many events a transaction takes: as many as it can within about 20 ms, between 50 and 2000.
+
+    A fixed size is too large where the disk or a receiver is slow (others wait for the write lock) and too small
+    where they are fast (each transaction costs an fsync).
+    """
+
+    def __init__(self, first: int = 500) -> None:
+        self.value = first
+
+    def observe(self, events: int, seconds: float) -> None:
+        """A transaction took `events` in `seconds`."""
+        if seconds > _LONG:
+            self.value = max(_SMALLEST, int(self.value * 0.7))
+        elif seconds < _BRIEF and events >= self.value:
+            self.value = min(_LARGEST, int(self.value * 1.5))

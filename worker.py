@@ -1,0 +1,217 @@
+"""The worker's composition root: settings -> database, Redis, Temporal -> stages -> activities -> workers, the look.
+
+Run it with `python worker.py`; it ends on SIGTERM or Ctrl-C, after the batch at hand.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+
+import embedded
+from sqlalchemy import Connection
+from temporalio.client import Client
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.delivering import DeliveryActivities
+from activities.draining import DrainActivities
+from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from config import Settings
+from contracts.errors import SaiseiError, Unreachable
+from contracts.messages import DeliveryInput
+from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
+from pipeline import event_list
+from pipeline.event_list import EventList
+from pipeline.failure import RetryPolicy
+from pipeline.fan_out import FanOutStage
+from pipeline.hub import Hub
+from pipeline.look import Look
+from pipeline.receiving import ReceiverStage
+from pipeline.relay import RelayStage
+from pipeline.stage import Limits, Stage
+from pipeline.writer import Writer
+from receivers.base import Receiver
+from receivers.registry import RECEIVERS, by_name
+from runs.connect import configured_address, connect
+from runs.search_attributes import register_search_attributes
+from runs.starts import Runs
+from store.clock import now_ms
+from store.control import initialize
+from store.engine import Database
+from store.receivers import register_receiver
+from workflows.delivery import DeliveryWorkflow
+from workflows.fan_out import FanOutWorkflow
+from workflows.fulfilment import FulfilmentWorkflow
+from workflows.receiver import ReceiverWorkflow
+from workflows.relay import RelayWorkflow
+
+logger = logging.getLogger("saisei.worker")
+
+PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
+
+# Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
+_OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
+_GRACE = timedelta(seconds=10)
+
+
+class SaiseiWorker:
+    """Everything that one worker process runs, as an asynchronous context manager."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        database: Database,
+        redis_url: str,
+        *,
+        receivers: Sequence[Receiver] = RECEIVERS,
+        draining: Sequence[str] | None = None,
+        payments: PaymentSide | None = None,
+        shipping: ShippingSide | None = None,
+    ) -> None:
+        """`draining`: the receivers whose ReceiverWorkflow runs here; all of `receivers` if not said."""
+        self.settings = settings
+        self.database = database
+        self.receivers = by_name(receivers)
+        drained = tuple(self.receivers) if draining is None else tuple(draining)
+        self.events = EventList(event_list.connect(redis_url))
+        self.writer = Writer(database)
+        self.hub = Hub()
+        self.runs = Runs(client, drained, settings.timings)
+        retry = RetryPolicy(settings.attempts, settings.backoff)
+        grace = settings.heartbeat
+        receiver_stages = {
+            name: ReceiverStage(
+                self.receivers[name], self.writer, retry=retry, start_run=self._start_run, run_grace=grace
+            )
+            for name in drained
+        }
+        self.look = Look(self.writer, self.events, self.hub, self.runs, drained, settings.lost_after, run_grace=grace)
+        stages: tuple[Stage, ...] = (
+            RelayStage(self.writer, self.events, self.hub, lease=settings.lease),
+            FanOutStage(self.writer, self.events, self.hub, [receiver_id(name) for name in drained]),
+            *receiver_stages.values(),
+        )
+
+        async def settled(receiver: str) -> None:
+            if receiver in receiver_stages:
+                await receiver_stages[receiver].start_runs()
+            if not self.hub.is_draining(receiver_id(receiver)):
+                await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
+
+        deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
+        fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
+        self._workers = (
+            Worker(
+                client,
+                task_queue=TASK_QUEUE,
+                workflows=WORKFLOWS,
+                activities=[
+                    deliveries.attempt_delivery,
+                    deliveries.deliver_by_hand,
+                    fulfilment.charge,
+                    fulfilment.ship,
+                    fulfilment.end_job,
+                ],
+                workflow_runner=SandboxedWorkflowRunner(
+                    restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
+                ),
+                max_concurrent_activities=64,
+                graceful_shutdown_timeout=_GRACE,
+            ),
+            Worker(
+                client,
+                task_queue=DRAIN_TASK_QUEUE,
+                activities=[drains.drain],
+                max_concurrent_activities=2 * len(stages) + 2,
+                graceful_shutdown_timeout=_GRACE,
+            ),
+        )
+        self._looking: asyncio.Task[None] | None = None
+
+    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
+        await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id))
+
+    async def __aenter__(self) -> "SaiseiWorker":
+        await self.writer.write(self._prepare)
+        await register_search_attributes(self.runs.client)
+        for worker in self._workers:
+            await worker.__aenter__()
+        await self.runs.ensure()
+        self._looking = asyncio.create_task(self._keep_looking())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
+        await asyncio.gather(*(worker.shutdown() for worker in self._workers))
+        self.writer.close()
+        self.events.close()
+
+    def _prepare(self, connection: Connection) -> None:
+        initialize(connection, now_ms())
+        for receiver in self.receivers.values():
+            register_receiver(connection, receiver.name, receiver.event_types)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.look)
+            try:
+                await self.look.once()
+            except Exception:
+                # A bug in the look must not end it: it is the net under everything else.
+                logger.exception("the look failed")
+
+
+def addresses(settings: Settings) -> tuple[str | None, str]:
+    """(Temporal's address, Redis URL): as configured, else of the embedded stack of this home.
+
+    Raises Unreachable when neither names a Redis.
+    """
+    stack = embedded.find(settings.home)
+    temporal = configured_address() or (stack.temporal_address if stack else None)
+    redis_url = settings.redis_url or (stack.redis_url if stack else None)
+    if redis_url is None:
+        raise Unreachable("no Redis server is running here; start one with `make up`, or set REDIS_URL")
+    return temporal, redis_url
+
+
+async def serve(settings: Settings) -> None:
+    """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
+    temporal, redis_url = addresses(settings)
+    database = Database(settings.database_url, busy_timeout=settings.busy)
+    database.ping()
+    client = await connect(temporal)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    worker = SaiseiWorker(settings, client, database, redis_url)
+    await worker.writer.call(worker.events.ping)
+    async with worker:
+        logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
+        await stop.wait()
+        logger.info("worker stopping")
+    database.close()
+
+
+def main() -> int:
+    """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        asyncio.run(serve(Settings.from_env()))
+    except SaiseiError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

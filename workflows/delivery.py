@@ -1,0 +1,39 @@
+"""One event that failed at one receiver, as a run of its own: visible, retried, and a dead letter at the end."""
+
+from temporalio import workflow
+
+from workflows.policies import BY_HAND_RETRY, DATABASE_TIMEOUT, DELIVERY_RETRY
+
+with workflow.unsafe.imports_passed_through():
+    from activities.delivering import DeliveryActivities
+    from contracts.messages import DeliveryInput, DeliveryResult
+
+
+@workflow.defn
+class DeliveryWorkflow:
+    """Retries until the delivery is settled; by hand it takes one attempt."""
+
+    @workflow.run
+    async def run(self, message: DeliveryInput) -> DeliveryResult:
+        workflow.set_current_details(f"{message.event_id} to {message.receiver}: attempts under way")
+        if message.manual:
+            result = await workflow.execute_activity_method(
+                DeliveryActivities.deliver_by_hand,
+                message,
+                start_to_close_timeout=DATABASE_TIMEOUT,
+                retry_policy=BY_HAND_RETRY,
+                summary=f"{message.event_id} to {message.receiver}, by hand",
+            )
+        else:
+            result = await workflow.execute_activity_method(
+                DeliveryActivities.attempt_delivery,
+                message,
+                start_to_close_timeout=DATABASE_TIMEOUT,
+                retry_policy=DELIVERY_RETRY,
+                summary=f"{message.event_id} to {message.receiver}",
+            )
+        error = f": {result.error}" if result.error else ""
+        workflow.set_current_details(
+            f"{message.event_id} to {message.receiver}: {result.state} after {result.attempts} failed attempts{error}"
+        )
+        return result

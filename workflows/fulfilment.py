@@ -1,0 +1,73 @@
+"""`charge`, then `ship`. A second run of the same job skips what is done, and says so."""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from workflows.policies import (
+    DATABASE_RETRY,
+    DATABASE_TIMEOUT,
+    SHIP_PERIOD,
+    SHIP_RETRY,
+    STEP_TIMEOUT,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from activities.fulfilment import FulfilmentActivities
+    from contracts.messages import FulfilmentInput, FulfilmentResult, StepInput
+
+
+@workflow.defn
+class FulfilmentWorkflow:
+    """A resumable job. Fails with `StepFailed`, whose details hold the outcome of each step."""
+
+    @workflow.run
+    async def run(self, message: FulfilmentInput) -> FulfilmentResult:
+        charge = await self._charge(message)
+        workflow.set_current_details(f"{message.job_id}: charge {charge}, shipping")
+        try:
+            await self._ship(message)
+        except ActivityError as error:
+            reason = str(error.cause) if error.cause else str(error)
+            await self._end(message, f"ship failed: {reason}")
+            raise ApplicationError(
+                f"ship failed: {reason}; `job run {message.job_id}` resumes it",
+                FulfilmentResult(charge, "failed"),
+                type="StepFailed",
+                non_retryable=True,
+            ) from error
+        await self._end(message, None)
+        workflow.set_current_details(f"{message.job_id}: charge {charge}, ship completed")
+        return FulfilmentResult(charge, "completed")
+
+    async def _charge(self, message: FulfilmentInput) -> str:
+        return await workflow.execute_activity_method(
+            FulfilmentActivities.charge,
+            StepInput(message.job_id, message.amount),
+            start_to_close_timeout=STEP_TIMEOUT,
+            retry_policy=DATABASE_RETRY,
+            summary=f"charge {message.job_id}",
+        )
+
+    async def _ship(self, message: FulfilmentInput) -> str:
+        attempts = message.ship_attempts
+        return await workflow.execute_activity_method(
+            FulfilmentActivities.ship,
+            StepInput(message.job_id, message.amount, message.ship_fails),
+            start_to_close_timeout=STEP_TIMEOUT,
+            schedule_to_close_timeout=SHIP_PERIOD,
+            retry_policy=RetryPolicy(maximum_attempts=attempts) if attempts else SHIP_RETRY,
+            summary=f"ship {message.job_id}",
+        )
+
+    async def _end(self, message: FulfilmentInput, error: str | None) -> None:
+        await workflow.execute_activity_method(
+            FulfilmentActivities.end_job,
+            args=[message.job_id, error],
+            start_to_close_timeout=DATABASE_TIMEOUT,
+            retry_policy=DATABASE_RETRY,
+            schedule_to_close_timeout=timedelta(days=30),
+            summary=f"record the outcome of {message.job_id}",
+        )
