@@ -65,6 +65,11 @@ def lock_aggregates(connection: Connection, aggregate_ids: Sequence[str]) -> Non
             connection.execute(take, {"space": _AGGREGATE_LOCKS, "key": aggregate_id})
 
 
+def storable(text: str, most: int) -> str:
+    """`text` as both databases can hold it: no NUL, no lone surrogate, at most `most` characters."""
+    return text[:most].encode(errors="backslashreplace").decode().replace("\0", "\\x00")[:most]
+
+
 # Primary result codes of SQLite that speak of the server side: busy, locked, out of memory, read-only, interrupted,
 # I/O, corrupt, full, cannot open, protocol, not a database. https://www.sqlite.org/rescode.html
 _SQLITE_OURS = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
