@@ -66,9 +66,7 @@ def prepare(scene: Stages, name: str) -> None:
     spread(scene.database, *publish(scene.database))
     if name == "attempt_delivery":
         with scene.database.write() as connection:
-            record_failure(
-                connection, "recorder", event.position, attempts=1, error="first", next_attempt_at=1, now=1
-            )
+            record_failure(connection, "recorder", event.position, attempts=1, error="first", next_attempt_at=1, now=1)
 
 
 def check(scene: Stages, name: str) -> None:
@@ -149,9 +147,7 @@ async def test_a_fan_out_that_was_killed_around_the_removal_loses_and_doubles_no
     assert scene.effects() == ["a-1", "a-2", "a-3"]
 
 
-async def test_two_drains_of_each_stage_at_once_do_everything_once_and_in_order(
-    scene: Stages, redis_url: str
-) -> None:
+async def test_two_drains_of_each_stage_at_once_do_everything_once_and_in_order(scene: Stages, redis_url: str) -> None:
     for aggregate in range(40):
         append(scene.database, f"a{aggregate}", 1, 2, 3, 4, 5)
     receiver = Recorder()
