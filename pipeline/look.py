@@ -25,7 +25,7 @@ from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, retrying_exists
-from store.jobs import due_for_look, end_job, postpone_look
+from store.jobs import due_for_look, fail_lost_job, postpone_look
 from store.outbox import first_pending, lost_events, reset_to_pending
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Look:
             elif status is not WorkflowExecutionStatus.RUNNING:
                 # The run ended without writing its outcome: somebody terminated or cancelled it. Not ours to restart.
                 sentence = f"its run was {status.name.lower()}; `job run {job_id}` resumes it"
-                await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
+                await self.writer.write(partial(fail_lost_job, job_id=job_id, error=sentence, now=now))
                 continue
             await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + _JOB_EVERY_MS))
 

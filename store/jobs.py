@@ -110,6 +110,16 @@ def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     )
 
 
+def fail_lost_job(connection: Connection, job_id: str, error: str, now: int) -> None:
+    """The job's run was found ended without an outcome. Changes nothing when the run wrote one after all, or when the
+    job was begun again, since it became due for the look at `now` (UTC ms)."""
+    connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.job_id == job_id, jobs.c.state == RUNNING, jobs.c.look_at <= now)
+        .values(state=FAILED, error=error)
+    )
+
+
 def due_for_look(connection: Connection, now: int, limit: int) -> list[tuple[str, int]]:
     """(job id, amount) of running jobs that the look is to find a run for, oldest first."""
     return [
