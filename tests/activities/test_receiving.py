@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
+from temporalio.exceptions import ApplicationError
 
 from activities.delivering import DeliveryActivities
 from contracts.errors import SaiseiError, StoreBusy
@@ -56,10 +57,8 @@ async def run_all(scene: Stages, receiver: Receiver) -> dict[str, DeliveryResult
         while event_id not in results:
             try:
                 results[event_id] = await own.attempt_delivery(DeliveryInput(name, event_id, aggregate_id))
-            except SaiseiError:
-                raise
-            except Exception as error:
-                assert type(error).__name__ == "ApplicationError", error
+            except ApplicationError:
+                continue
     return results
 
 
@@ -143,8 +142,7 @@ async def test_more_failing_events_than_runs_all_get_their_turn(small: Stages, r
         try:
             await own.attempt_delivery(DeliveryInput(name, event_id, aggregate_id))
             settled += 1
-        except Exception as error:
-            assert type(error).__name__ == "ApplicationError", error
+        except ApplicationError:
             open_runs.append((name, event_id, aggregate_id))
         open_runs += small.started
         small.started.clear()
