@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ async def test_a_stalled_stage_is_woken_and_one_that_cannot_work_less_and_less(
             at.append(second)
     assert set(runs.woken) == {RELAY_ID}
     assert at[0] == 1  # not at the first sight: a drain may be about to take it
-    pauses = [after - before for before, after in zip(at, at[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(at)]
     assert pauses[:6] == [1, 2, 4, 8, 16, 32]
     assert set(pauses[6:]) == {60}
     # Once it works again, and then stalls with other work, it is woken soon.
