@@ -326,9 +326,7 @@ def main(home: Path) -> int:
         return _refuse(report, "failed", str(error))
     except Exception as error:  # nothing may end without a word to the parent
         traceback.print_exc()
-        return _refuse(
-            report, "failed", f"The guard failed: {error!r} (log: {home}/logs/guard.log)."
-        )
+        return _refuse(report, "failed", f"The guard failed: {error!r} (log: {home}/logs/guard.log).")
     return 0
 
 

@@ -43,9 +43,7 @@ def birth_of(pid: int) -> str | None:
             # Ticks since boot do not move when the wall clock is set; psutil's creation time does.
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-            fields = stat.rpartition(")")[
-                2
-            ].split()  # from the third on: the name may hold anything
+            fields = stat.rpartition(")")[2].split()  # from the third on: the name may hold anything
             state, ticks = fields[0], fields[19]
             return None if state in ("Z", "X") else f"{boot}:{ticks}"
     except (OSError, ValueError, IndexError):
@@ -118,11 +116,7 @@ class ManagedProcess:
         Raises:
             EmbeddedError: the log cannot be written or the program cannot be run.
         """
-        tied = (
-            die_with_parent
-            and sys.platform == "linux"
-            and threading.current_thread() is threading.main_thread()
-        )
+        tied = die_with_parent and sys.platform == "linux" and threading.current_thread() is threading.main_thread()
         if tied:
             command = [
                 sys.executable,

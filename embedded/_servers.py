@@ -268,9 +268,7 @@ class ValkeyServer(Server):
         # The server names its own pid, so that another one on this port is not taken for ours.
         # While it loads its file it answers INFO already, hence `loading:0` too.
         try:
-            with socket.create_connection(
-                (LOOPBACK, self._port("port")), timeout=1.0
-            ) as connection:
+            with socket.create_connection((LOOPBACK, self._port("port")), timeout=1.0) as connection:
                 connection.sendall(b"INFO server persistence\r\nQUIT\r\n")
                 answer = b""
                 while chunk := connection.recv(65536):

@@ -222,10 +222,7 @@ def test_a_recycled_pid_and_a_foreign_home_are_never_touched(home: Path) -> None
 
 def test_a_kept_stack_outlives_its_parent_until_it_is_stopped(home: Path) -> None:
     program = (
-        "import sys, embedded\n"
-        "stack = embedded.start(sys.argv[1], services=['valkey'])\n"
-        "stack.keep()\n"
-        "stack.close()\n"
+        "import sys, embedded\nstack = embedded.start(sys.argv[1], services=['valkey'])\nstack.keep()\nstack.close()\n"
     )
     root = Path(embedded.__file__).parents[1]
     subprocess.run([sys.executable, "-c", program, str(home)], check=True, cwd=root, timeout=30)
