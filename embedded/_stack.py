@@ -64,10 +64,10 @@ class Stack:
         return {name: process.pid for name, process in note.processes.items()}
 
     @property
-    def given_up(self) -> list[str]:
-        """The names of what died too often and is not started again."""
+    def failing(self) -> list[str]:
+        """The names of what dies again and again; the guard goes on trying, ever more slowly."""
         note = read_note(self.home)
-        return [] if note is None or note.guard != self._first.guard else list(note.given_up)
+        return [] if note is None or note.guard != self._first.guard else list(note.failing)
 
     @property
     def attached(self) -> bool:

@@ -80,7 +80,7 @@ class Note:
     temporal_address: str | None = None
     ui_url: str | None = None
     redis_url: str | None = None
-    given_up: Sequence[str] = ()
+    failing: Sequence[str] = ()
 
 
 def environment(home: Path, note: Note, base: Mapping[str, str]) -> dict[str, str]:
