@@ -20,6 +20,7 @@ import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from activities.rebuilding import RebuildActivities
 from config import Settings
 from contracts.errors import SaiseiError, Unreachable
 from contracts.messages import DeliveryInput
@@ -46,13 +47,14 @@ from store.receivers import register_receiver
 from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
+from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -106,6 +108,7 @@ class SaiseiWorker:
 
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
             Worker(
@@ -118,6 +121,15 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    rebuilds.begin_rebuild,
+                    rebuilds.await_drained,
+                    rebuilds.replay,
+                    rebuilds.reconcile,
+                    rebuilds.seal,
+                    rebuilds.certify,
+                    rebuilds.activate,
+                    rebuilds.fail_rebuild,
+                    rebuilds.forget_expected,
                 ],
                 workflow_runner=SandboxedWorkflowRunner(
                     restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
