@@ -36,6 +36,7 @@ from pipeline.relay import RelayStage
 from pipeline.stage import Limits, Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
+from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name
 from runs.connect import configured_address, connect
 from runs.search_attributes import register_search_attributes
@@ -79,7 +80,7 @@ class SaiseiWorker:
         """`draining`: the receivers whose ReceiverWorkflow runs here; all of `receivers` if not said."""
         self.settings = settings
         self.database = database
-        self.receivers = by_name(receivers)
+        self.receivers = by_name([Drillable(receiver) for receiver in receivers])
         drained = tuple(self.receivers) if draining is None else tuple(draining)
         self.events = EventList(event_list.connect(redis_url))
         self.writer = Writer(database)

@@ -42,11 +42,14 @@ class DrainInput:
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What one drain did. `more`: it stopped for its time or the worker's shutdown, not for lack of work."""
+    """What one drain did. `more`: it stopped for its time, the worker's shutdown or a change of its hold, not for lack
+    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold."""
 
     events: int
     batches: int
     more: bool
+    held_since: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
