@@ -39,9 +39,12 @@ def pack(connection: Connection, values: Sequence[str] | Sequence[int]) -> Any:
     return json.dumps(list(values)) if connection.dialect.name == "sqlite" else list(values)
 
 
-def for_update(connection: Connection, statement: sa.Select[Any], *, shared: bool = False) -> sa.Select[Any]:
-    """`statement` with its rows locked until the transaction ends; SQLite's one writer needs no row locks."""
-    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared)
+def for_update(
+    connection: Connection, statement: sa.Select[Any], *, shared: bool = False, of: Table | None = None
+) -> sa.Select[Any]:
+    """`statement` with its rows (of a join: those `of` one table) locked until the transaction ends; SQLite's one
+    writer needs no row locks."""
+    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared, of=of)
 
 
 def lock_intake(connection: Connection, *, exclusive: bool) -> None:
