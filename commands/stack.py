@@ -136,10 +136,10 @@ def _check_running(stack: Stack, services: list[str], args: Namespace) -> None:
     for service in services:
         if has[service] is None:
             raise Refused(f"it is up without {service}, which was configured at its start; `starter.py down` it first")
-    if stack.given_up:
+    if stack.failing:
         raise Refused(
-            f"it is up, but {', '.join(stack.given_up)} died too often and is not started again; see "
-            f"{stack.home / 'logs'}, then `starter.py down` and `up`"
+            f"it is up, but {', '.join(stack.failing)} dies again and again; see {stack.home / 'logs'}, and "
+            "`starter.py down` it"
         )
     if "worker" not in stack.pids:
         raise Refused("it is up without a worker; stop it where it was started, or start `python worker.py` beside it")
