@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from commands import database, events, jobs, links, orders, queues, stack, status
 from commands.context import Context
@@ -36,12 +37,6 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    # Piped into `head`, end quietly.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets it escaped.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(arguments)
     if any(not _is_text(word) for word in arguments):
@@ -84,5 +79,21 @@ def _is_text(word: str) -> bool:
     return word.encode(errors="replace").decode() == word
 
 
+def program() -> NoReturn:
+    """The process around `main`."""
+    # Piped into `head`, end quietly.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets it escaped.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    # A thread of Temporal's client that lets go of a Python object while the interpreter is being taken down aborts the
+    # process, after the work is done. So the interpreter is not taken down: everything is closed and flushed by now.
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()
