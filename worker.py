@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
-import embedded
 from sqlalchemy import Connection
 from temporalio.client import Client
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide

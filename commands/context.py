@@ -10,10 +10,10 @@ from argparse import Namespace
 from functools import cached_property
 from typing import Any
 
-import embedded
 from rich.console import Console
 from temporalio.client import Client
 
+import embedded
 from config import Settings
 from contracts.errors import NotFound, Unreachable
 from pipeline import event_list
