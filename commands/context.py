@@ -91,7 +91,7 @@ class Context:
 
     def say(self, message: str) -> None:
         """A message for a person, on stderr."""
-        self.messages.print(message, markup=False)
+        self.messages.print(message, markup=False, soft_wrap=True)
 
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`."""
