@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Errors are one sentence 
 
 import argparse
 import asyncio
-import signal
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,16 +32,21 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    # Piped into `head`, end quietly.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     args = parser().parse_args(arguments)
     context = None
     try:
         context = Context(args)
         run: Run = args.run
-        return asyncio.run(_run(run, context, args))
+        code = asyncio.run(_run(run, context, args))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Piped into `head`: end quietly. Not by SIGPIPE, which would also end us, without a word and without cleaning
+        # up, when a server or the guard goes away. What is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except SaiseiError as error:
         sentence = str(error)
     except DBAPIError as error:
