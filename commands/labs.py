@@ -54,7 +54,7 @@ def verdict_document(verdict: Verdict) -> dict[str, object]:
     """The part of a walk-through's JSON document that all share."""
     return {
         "verdict": verdict.word,
-        "reason": verdict.reason if verdict.ok else verdict.problems[0],
+        "reason": verdict.sentence,
         "problems": verdict.problems,
         "counts": verdict.counts,
     }

@@ -16,7 +16,7 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from contracts.errors import InvalidInput, Refused
+from contracts.errors import InvalidInput, Refused, Unreachable
 from contracts.events import PAYMENT_CAPTURED
 from contracts.identifiers import job_aggregate, order_aggregate, payment_captured_id
 from contracts.messages import DrainReport
@@ -33,7 +33,7 @@ from pipeline.stage import Limits, Stage, drain
 from pipeline.writer import Writer
 from store.clock import iso, now_ms
 from store.control import initialize
-from store.engine import Database
+from store.engine import Database, sqlite_url
 from store.orders import place_order, record_order
 from store.outbox import append_event, events_of
 from store.schema import PENDING, outbox
@@ -127,11 +127,14 @@ def _make(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
-    with contextlib.closing(sqlite3.connect(new)) as connection:
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute("CREATE TABLE first_page (x)")  # an empty database has no header yet
-        connection.execute("DROP TABLE first_page")
-        connection.commit()
+    try:
+        with contextlib.closing(sqlite3.connect(new)) as connection:
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute("CREATE TABLE first_page (x)")  # an empty database has no header yet
+            connection.execute("DROP TABLE first_page")
+            connection.commit()
+    except sqlite3.Error as error:
+        raise Unreachable(f"{path} cannot be written ({error}); name another folder with --dir") from error
     new.replace(path)
 
 
@@ -161,7 +164,7 @@ async def walk(
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{path}")
+    database = Database(sqlite_url(path))
     try:
         with database.write() as connection:
             initialize(connection, now_ms())

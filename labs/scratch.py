@@ -23,7 +23,7 @@ from config import Settings
 from contracts import search
 from contracts.errors import Unreachable
 from receivers.base import Receiver
-from store.engine import Database
+from store.engine import Database, sqlite_url
 from worker import SaiseiWorker
 
 
@@ -65,7 +65,7 @@ async def scratch_stack(
             stack = held.enter_context(_start(home, services, headless=not keep))
             yield Scratch(home, stack, keep)
             if keep:
-                stack.keep()
+                _keep(stack)
                 kept = True
     finally:
         if not kept:
@@ -77,10 +77,8 @@ async def scratch_worker(
     scratch: Scratch, receivers: Sequence[Receiver], draining: Sequence[str] | None = None
 ) -> AsyncIterator[SaiseiWorker]:
     """A worker in this process with a database of its own; `draining` as for SaiseiWorker."""
-    settings = Settings(
-        home=scratch.home, database_url=f"sqlite:///{scratch.home / 'saisei.db'}", redis_url=scratch.redis_url, idle=0.2
-    )
-    database = Database(settings.database_url)
+    database = Database(sqlite_url(scratch.home / "saisei.db"))
+    settings = Settings(home=scratch.home, database_url=str(database.url), redis_url=scratch.redis_url, idle=0.2)
     try:
         # The core's own log goes to stdout, where only the walk-through's lines belong.
         runtime = Runtime(telemetry=TelemetryConfig(logging=None))
@@ -99,6 +97,13 @@ def _start(home: Path, services: Sequence[str], *, headless: bool) -> embedded.S
         return embedded.start(home, services=services, search_attributes=search.START_DEV, headless=headless)
     except embedded.EmbeddedError as error:
         raise Unreachable(f"the walk-through's own servers cannot be started: {error}") from error
+
+
+def _keep(stack: embedded.Stack) -> None:
+    try:
+        stack.keep()
+    except embedded.EmbeddedError as error:
+        raise Unreachable(str(error)) from error
 
 
 @contextlib.contextmanager

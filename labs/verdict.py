@@ -32,3 +32,8 @@ class Verdict:
     def word(self) -> str:
         """`ok` or `bad`."""
         return "ok" if self.ok else "bad"
+
+    @property
+    def sentence(self) -> str:
+        """Why: the reason, or the first thing that did not hold."""
+        return self.reason if self.ok else self.problems[0]
