@@ -13,12 +13,12 @@ from redis import RedisError
 from sqlalchemy.exc import DBAPIError
 from temporalio.service import RPCError
 
-from commands import labs, orders
+from commands import demo, labs, orders
 from commands.context import Context
 from commands.parsing import Commands, Parser, Run
 from contracts.errors import SaiseiError
 
-_MODULES = (orders, labs)
+_MODULES = (orders, labs, demo)
 
 
 def parser() -> Parser:
