@@ -106,10 +106,16 @@ _WALKS: tuple[tuple[str, Callable[[Context], Awaitable[Verdict]]], ...] = (
 
 
 async def _live(context: Context, servers: _Servers) -> Verdict:
+    # What is configured must answer before anything is started for it: here that is one sentence, in the worker's log
+    # it would be many.
+    context.open_database()
+    if configured_address() is not None:
+        await context.client()
+    if context.settings.redis_url is not None:
+        context.events  # noqa: B018 - connects
     with _stack(context) as stack:
         runs = await context.runs()
         intake = Intake(context.database, runs.wake)
-        context.events  # noqa: B018 - connects: says in one sentence when Redis does not answer
         try:
             with Progress(console=context.messages, redirect_stdout=False, disable=context.json) as bar:
                 task = bar.add_task(f"{_ORDERS} orders to all receivers", total=None)
@@ -133,7 +139,6 @@ def _stack(context: Context) -> Iterator[embedded.Stack]:
     stack = context.stack
     try:
         if stack is None:
-            context.open_database()  # says in one sentence when it does not answer; the worker says it in its log
             with context.messages.status("starting servers and a worker"):
                 stack = context.stack = _start(context)
         elif "worker" in stack.given_up:
