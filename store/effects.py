@@ -43,18 +43,8 @@ def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None
 
 
 def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
-    """Add the amounts to the active generation, once an event; an event that it holds already adds nothing.
-
-    The generation's row is locked against an activation, which would leave the write in a retired generation.
-    """
-    generation = read_control(connection).active_generation
-    connection.execute(
-        for_update(
-            connection,
-            sa.select(generations.c.state).where(generations.c.generation == generation),
-            shared=True,
-        )
-    )
+    """Add the amounts to the active generation, once an event; an event that it holds already adds nothing."""
+    generation = _lock_active_generation(connection)
     chosen = value_list(connection, "positions", int)
     present = set(
         connection.execute(
@@ -98,3 +88,13 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
             for currency, (count, amount) in sorted(sums.items())
         ],
     )
+
+
+def _lock_active_generation(connection: Connection) -> str:
+    """The active generation, which stays active until this transaction ends: a write that an activation overtook would
+    be left in a retired one."""
+    while True:
+        generation = read_control(connection).active_generation
+        statement = sa.select(generations.c.state).where(generations.c.generation == generation)
+        if connection.execute(for_update(connection, statement, shared=True)).scalar_one() == "ACTIVE":
+            return generation
