@@ -13,12 +13,12 @@ from redis import RedisError
 from sqlalchemy.exc import DBAPIError
 from temporalio.service import RPCError
 
-from commands import orders
+from commands import api, orders
 from commands.context import Context
 from commands.parsing import Commands, Parser, Run
 from contracts.errors import SaiseiError
 
-_MODULES = (orders,)
+_MODULES = (orders, api)
 
 
 def parser() -> Parser:

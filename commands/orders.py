@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 
 from rich.progress import track
 
+from commands.api_client import add_api_flag, place_through
 from commands.context import Context
 from commands.parsing import Commands, command
 from contracts.orders import Order, parse_order
@@ -25,6 +26,7 @@ def add(commands: Commands) -> None:
 def _add_place_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--start", type=int, default=1, help="number of the first order (1 if not said)")
     parser.add_argument("--count", type=int, default=1, help="how many orders (1 if not said)")
+    add_api_flag(parser, "place them through the HTTP API", default=None)
 
 
 def numbered_order(number: int) -> Order:
@@ -48,6 +50,8 @@ def order_document(placed: PlacedOrder) -> dict[str, object]:
 
 async def _place(context: Context, args: Namespace) -> int:
     orders = [numbered_order(number) for number in range(args.start, args.start + args.count)]
+    if args.api is not None:
+        return await place_through(args.api, context, orders)
 
     async def wake() -> None:
         await (await context.runs()).wake()
