@@ -15,6 +15,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+import api as api_program
 from contracts.errors import InvalidInput
 from http_api.settings import ApiSettings
 from store.schema import orders, outbox
@@ -181,3 +182,9 @@ def test_a_stopped_caller_cannot_hold_the_stop_up(tmp_path: Path) -> None:
             slow.sendall(b"POST /orders HTTP/1.1\r\nhost: x\r\n")  # and no more
             assert api.client.get("/livez").status_code == 200
             assert api.stop() == 0
+
+
+def test_answers_leave_at_once_since_the_listening_socket_names_its_protocol() -> None:
+    # asyncio switches Nagle's delay off only then; with it each answer on a kept connection took 40 ms longer.
+    with api_program._listen(0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
