@@ -141,8 +141,10 @@ def _stack(context: Context) -> Iterator[embedded.Stack]:
         if stack is None:
             with context.messages.status("starting servers and a worker"):
                 stack = context.stack = _start(context)
-        elif "worker" in stack.given_up:
-            raise Unreachable(f"the worker of {stack.home} died too often; see logs/worker.log there, then `make down`")
+        elif "worker" in stack.failing:
+            raise Unreachable(
+                f"the worker of {stack.home} dies again and again; see logs/worker.log there, then `make down`"
+            )
         with stack:
             yield stack
     except embedded.EmbeddedError as error:
