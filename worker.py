@@ -6,6 +6,7 @@ Run it with `python worker.py`; it ends on SIGTERM or Ctrl-C, after the batch at
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,8 +21,10 @@ import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from activities.rebuilding import RebuildActivities
+from commands.failures import FAILURES, sentence
 from config import Settings
-from contracts.errors import SaiseiError, Unreachable
+from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
 from pipeline import event_list
@@ -35,6 +38,7 @@ from pipeline.relay import RelayStage
 from pipeline.stage import Limits, Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
+from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name
 from runs.connect import configured_address, connect
 from runs.search_attributes import register_search_attributes
@@ -46,13 +50,14 @@ from store.receivers import register_receiver
 from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
+from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -82,7 +87,7 @@ class SaiseiWorker:
         """`draining`: the receivers whose ReceiverWorkflow runs here; all of `receivers` if not said."""
         self.settings = settings
         self.database = database
-        self.receivers = by_name(receivers)
+        self.receivers = by_name([Drillable(receiver) for receiver in receivers])
         drained = tuple(self.receivers) if draining is None else tuple(draining)
         self.events = EventList(event_list.connect(redis_url))
         self.writer = Writer(database)
@@ -111,6 +116,7 @@ class SaiseiWorker:
 
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
             Worker(
@@ -123,6 +129,15 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    rebuilds.begin_rebuild,
+                    rebuilds.await_drained,
+                    rebuilds.replay,
+                    rebuilds.reconcile,
+                    rebuilds.seal,
+                    rebuilds.certify,
+                    rebuilds.activate,
+                    rebuilds.fail_rebuild,
+                    rebuilds.forget_expected,
                 ],
                 workflow_runner=sandbox(),
                 max_concurrent_activities=64,
@@ -210,11 +225,14 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(Settings.from_env()))
-    except SaiseiError as error:
-        print(f"worker: {error}", file=sys.stderr)
+    except FAILURES as error:
+        print(f"worker: {sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    # As in starter.py: threads of Temporal's client may abort an interpreter that is being taken down.
+    os._exit(code)

@@ -11,12 +11,12 @@ from functools import partial
 
 import redis
 from sqlalchemy.exc import DBAPIError
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
-from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id
+from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
@@ -25,14 +25,15 @@ from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, retrying_exists
-from store.jobs import due_for_look, fail_lost_job, postpone_look
+from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, end_lost_job, postpone_look
 from store.outbox import first_pending, lost_events, reset_to_pending
+from store.rebuild import fail_rebuild, running_rebuild
 
 logger = logging.getLogger(__name__)
 
 _LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
-_JOB_EVERY_MS = 60_000
+_REBUILD_GRACE_MS = 2_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
 
@@ -64,7 +65,14 @@ class Look:
     async def once(self) -> None:
         """One look. What does not answer just now is left for the next one; its absence is logged once."""
         trouble = None
-        for part in (self._lost_messages, self._stalled_stages, self._failing_events, self._jobs, self._presence):
+        for part in (
+            self._lost_messages,
+            self._stalled_stages,
+            self._failing_events,
+            self._jobs,
+            self._rebuild,
+            self._presence,
+        ):
             try:
                 await part()
             except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
@@ -136,15 +144,35 @@ class Look:
     async def _jobs(self) -> None:
         now = now_ms()
         for job_id, amount in await self.writer.read(lambda connection: due_for_look(connection, now, _JOBS_AT_ONCE)):
-            status = await self._run_status(job_workflow_id(job_id))
-            if status is None:
+            run = await self._run(job_workflow_id(job_id))
+            if run is None or await self._is_older(run, job_id):
                 await self.runs.start_job(FulfilmentInput(job_id, amount))
-            elif status is not WorkflowExecutionStatus.RUNNING:
-                # The run ended without writing its outcome: somebody terminated or cancelled it. Not ours to restart.
-                sentence = f"its run was {status.name.lower()}; `job run {job_id}` resumes it"
-                await self.writer.write(partial(fail_lost_job, job_id=job_id, error=sentence, now=now))
+            elif run.status is not WorkflowExecutionStatus.RUNNING:
+                # Its outcome is not in the row: it was asked for once more while this run was at its end, or somebody
+                # terminated or cancelled it, which is not ours to undo.
+                completed = run.status is WorkflowExecutionStatus.COMPLETED
+                what = run.status.name.lower() if run.status else "lost"
+                sentence = None if completed else f"its run was {what}; `job run {job_id}` resumes it"
+                await self.writer.write(partial(end_lost_job, job_id=job_id, error=sentence, now=now))
                 continue
-            await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + _JOB_EVERY_MS))
+            await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + JOB_LOOK_MS))
+
+    async def _is_older(self, run: WorkflowExecutionDescription, job_id: str) -> bool:
+        """Whether the run had ended before the job was asked for (again): Temporal was away, and it has no run yet."""
+        if run.close_time is None:
+            return False
+        return run.close_time.timestamp() * 1000 < await self.writer.read(partial(asked_for_at, job_id=job_id))
+
+    async def _rebuild(self) -> None:
+        """A rebuild whose run is gone (terminated, or Temporal lost its data) is marked as failed."""
+        rebuild = await self.writer.read(running_rebuild)
+        if rebuild is None or now_ms() - rebuild.started_at < _REBUILD_GRACE_MS:
+            return
+        status = await self._run_status(REBUILD_ID)
+        if status is not WorkflowExecutionStatus.RUNNING:
+            await self.writer.write(
+                partial(fail_rebuild, rebuild_id=rebuild.rebuild_id, error="its run is gone", now=now_ms())
+            )
 
     async def _presence(self) -> None:
         now = time.monotonic()
@@ -158,8 +186,12 @@ class Look:
         self._presence_at = now + _PRESENCE_EVERY
 
     async def _run_status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
+        run = await self._run(workflow_id)
+        return run.status if run is not None else None
+
+    async def _run(self, workflow_id: str) -> WorkflowExecutionDescription | None:
         try:
-            return (await self.runs.client.get_workflow_handle(workflow_id).describe()).status
+            return await self.runs.client.get_workflow_handle(workflow_id).describe()
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import StoreBusy, TransactionLost
 
+MAX_ERROR = 4000  # characters kept of an error's text
 _INTAKE_LOCK = 0x5A15E1  # advisory lock: shared by intake, exclusive for a pause
 _AGGREGATE_LOCKS = 0x5A15E2  # advisory lock space: one key an aggregate
 
@@ -39,9 +40,34 @@ def pack(connection: Connection, values: Sequence[str] | Sequence[int]) -> Any:
     return json.dumps(list(values)) if connection.dialect.name == "sqlite" else list(values)
 
 
-def for_update(connection: Connection, statement: sa.Select[Any], *, shared: bool = False) -> sa.Select[Any]:
-    """`statement` with its rows locked until the transaction ends; SQLite's one writer needs no row locks."""
-    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared)
+def for_update(
+    connection: Connection, statement: sa.Select[Any], *, shared: bool = False, of: Table | None = None
+) -> sa.Select[Any]:
+    """`statement` with its rows (of a join: those `of` one table) locked until the transaction ends; SQLite's one
+    writer needs no row locks."""
+    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared, of=of)
+
+
+def json_text(connection: Connection, column: Any, key: str) -> Any:
+    """The text under `key` of a JSON object that is kept as text."""
+    if connection.dialect.name == "sqlite":
+        return sa.func.json_extract(column, f"$.{key}")
+    return sa.cast(column, postgresql.JSONB).op("->>")(key)
+
+
+def json_integer(connection: Connection, column: Any, key: str) -> Any:
+    """The integer under `key` of a JSON object that is kept as text."""
+    text = json_text(connection, column, key)
+    # SQLite gives the number as it is, and a cast would cut 1.5 down to 1 where the column's check refuses it.
+    return text if connection.dialect.name == "sqlite" else sa.cast(text, sa.BigInteger)
+
+
+def join_lines(connection: Connection, line: Any) -> Any:
+    """Aggregate: the lines, each ended by a newline, in the order of the rows."""
+    text = line + "\n"
+    if connection.dialect.name == "sqlite":
+        return sa.func.group_concat(text, "")
+    return sa.func.string_agg(text, "")
 
 
 def lock_intake(connection: Connection, *, exclusive: bool) -> None:

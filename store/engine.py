@@ -22,10 +22,15 @@ from store.fairlock import FairLock
 _READ = "saisei_read"
 
 
+def sqlite_url(path: Path) -> sa.URL:
+    """The URL of an SQLite file. As text, a `?` in the name of a folder would end the path."""
+    return sa.URL.create("sqlite", database=str(path))
+
+
 class Database:
     """An engine with its locking. Threads and processes may share the database; each makes its own Database."""
 
-    def __init__(self, url: str, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
+    def __init__(self, url: str | sa.URL, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
         """`busy_timeout` in seconds.
 
         Raises InvalidInput for a URL that is neither SQLite nor PostgreSQL, Unreachable when the folder of an
@@ -40,13 +45,7 @@ class Database:
         if parsed.get_backend_name() == "sqlite":
             self.engine = self._open_sqlite(parsed, busy_timeout, pool_size)
         elif parsed.get_backend_name() == "postgresql":
-            self.engine = sa.create_engine(
-                parsed.set(drivername="postgresql+psycopg"),
-                pool_size=pool_size,
-                max_overflow=10,
-                pool_pre_ping=True,  # a restarted server must not fail the first transaction after it
-                connect_args={"connect_timeout": 5},
-            )
+            self.engine = self._open_postgresql(parsed, pool_size)
         else:
             raise InvalidInput({"DATABASE_URL": "must begin with sqlite:/// or postgresql://"})
         read = {_READ: True}
@@ -103,6 +102,18 @@ class Database:
             self._lock.close()
             self._lock = None
 
+    def _open_postgresql(self, url: sa.URL, pool_size: int) -> Engine:
+        try:
+            return sa.create_engine(
+                url.set(drivername="postgresql+psycopg"),
+                pool_size=pool_size,
+                max_overflow=10,
+                pool_pre_ping=True,  # a restarted server must not fail the first transaction after it
+                connect_args={"connect_timeout": 5},
+            )
+        except ImportError as error:
+            raise InvalidInput({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
+
     def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int) -> Engine:
         if not url.database or url.database == ":memory:":
             raise InvalidInput({"DATABASE_URL": "an SQLite database must be a file"})
@@ -127,7 +138,7 @@ class Database:
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-32768"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
         @event.listens_for(engine, "begin")

@@ -20,8 +20,20 @@ ALLOWED = {
     "embedded": set(),
     "config": {"contracts"},
     "intake": {"contracts", "store"},
-    "worker": {"activities", "config", "contracts", "embedded", "pipeline", "receivers", "runs", "store", "workflows"},
-    "api": {"config", "contracts", "embedded", "intake", "pipeline", "receivers", "runs", "store"},
+    "worker": {
+        "activities",
+        "commands",  # only its sentences for failures
+        "config",
+        "contracts",
+        "embedded",
+        "pipeline",
+        "receivers",
+        "runs",
+        "store",
+        "workflows",
+    },
+    "http_api": {"config", "contracts", "intake", "pipeline", "receivers", "runs", "store"},
+    "api": {"config", "contracts", "embedded", "http_api", "intake", "pipeline", "receivers", "runs", "store"},
     "commands": {
         "config",
         "contracts",
@@ -108,6 +120,10 @@ def test_dependencies_point_one_way(path: Path) -> None:
         assert ours - ALLOWED[part] - {part} == set()
     assert used & FORBIDDEN.get(part, set()) == set()
     assert "tests" not in used
+    if part == "worker":
+        assert {module for module in imports(ast.parse(path.read_text())) if module.startswith("commands")} <= {
+            "commands.failures"
+        }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.py")), ids=lambda path: path.name)

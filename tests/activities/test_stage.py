@@ -35,6 +35,7 @@ class Scripted:
 
     name = "scripted"
     fed_from_outside = False
+    hold = None
 
     def __init__(self, *moves: int, rest: bool = True) -> None:
         self.moves = list(moves)
@@ -163,13 +164,13 @@ async def test_an_order_placed_while_the_drain_goes_to_rest_is_never_left_unseen
                     cold = place_order(connection, order(thread * 100_000 + placed[thread]), now_ms()).cold
                 if cold:
                     loop.call_soon_threadsafe(wake)
-                stop.wait(jitter.random() * 0.05)
+                stop.wait(jitter.random() * 0.2)
 
         threads = [threading.Thread(target=intake, args=(number,)) for number in range(len(placed))]
         for thread in threads:
             thread.start()
         rests, more = 0, True
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 15
         while more or not stop.is_set() or woken.is_set():  # the loop of RelayWorkflow, without its safety timer
             if not more:
                 rests += 1
@@ -178,7 +179,7 @@ async def test_an_order_placed_while_the_drain_goes_to_rest_is_never_left_unseen
             woken.clear()
             report = await drain(scene.relay, scene.hub, Limits(0, 5), stopping=never, beat=lambda *_: None)
             more = report.more
-            if time.monotonic() > deadline and not stop.is_set():
+            if (rests > 8 or time.monotonic() > deadline) and not stop.is_set():
                 stop.set()
                 await scene.writer.call(lambda: [thread.join() for thread in threads])
                 await asyncio.sleep(0)  # wakes that are under way

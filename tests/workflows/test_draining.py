@@ -184,16 +184,15 @@ async def test_no_wake_is_lost_over_continue_as_new(short_client: Client) -> Non
 async def test_an_error_in_workflow_code_ends_no_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = DrainLoop._describe
 
-    def broken(self: DrainLoop, doing: str) -> None:
+    def broken(self: DrainLoop, *arguments: Any) -> None:
+        monkeypatch.setattr(DrainLoop, "_describe", describe)  # as if a corrected worker were deployed at once
         raise KeyError("a bug")
 
     monkeypatch.setattr(DrainLoop, "_describe", broken)
     drains = Drains()
     async with workers(client, drains=[drains.drain]):
         handle = await client.start_workflow(RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE)
-        failed = await eventually(
-            lambda: events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED), 10, "the task fails"
-        )
-        assert "a bug" in failed[0].workflow_task_failed_event_attributes.failure.message
-        monkeypatch.setattr(DrainLoop, "_describe", describe)  # a corrected worker is deployed
         await eventually(lambda: resting(handle), 20, "the run goes on")
+        [failed] = await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
+        assert "a bug" in failed.workflow_task_failed_event_attributes.failure.message
+        assert drains.begun == [RELAY_ID]
