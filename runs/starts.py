@@ -21,6 +21,9 @@ from contracts.identifiers import job_aggregate
 from contracts.messages import DeliveryInput, FulfilmentInput, RebuildInput, ReceiverInput, StageInput, Timings
 
 _RPC_TIMEOUT = timedelta(seconds=5)
+# A step of ours takes milliseconds. One that was handed to a worker just as it ended is given to the next worker after
+# this long; with Temporal's own 10 s a restart stood still for as long.
+_TASK_TIMEOUT = timedelta(seconds=4)
 
 
 class Runs:
@@ -64,6 +67,7 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
                 ]
             ),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -83,6 +87,7 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
                 ]
             ),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -97,6 +102,7 @@ class Runs:
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{message.kind} of the sales totals",
             search_attributes=TypedSearchAttributes([SearchAttributePair(search.RECEIVER, "sales")]),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -112,6 +118,7 @@ class Runs:
             start_signal=names.WAKE_SIGNAL if wake else None,
             static_summary=summary,
             search_attributes=attributes,
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
