@@ -25,7 +25,7 @@ from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, retrying_exists
-from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, end_job, postpone_look
+from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, postpone_look, settle_lost_job
 from store.outbox import first_pending, lost_events, reset_to_pending
 from store.rebuild import fail_rebuild, running_rebuild
 
@@ -153,7 +153,7 @@ class Look:
                 completed = run.status is WorkflowExecutionStatus.COMPLETED
                 what = run.status.name.lower() if run.status else "lost"
                 sentence = None if completed else f"its run was {what}; `job run {job_id}` resumes it"
-                await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
+                await self.writer.write(partial(settle_lost_job, job_id=job_id, error=sentence, now=now))
                 continue
             await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + JOB_LOOK_MS))
 
