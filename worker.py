@@ -184,7 +184,7 @@ def addresses(settings: Settings) -> tuple[str | None, str]:
     return temporal, redis_url
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
@@ -193,7 +193,7 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    worker = SaiseiWorker(settings, client, database, redis_url)
+    worker = SaiseiWorker(settings, client, database, redis_url, receivers=receivers)
     await worker.writer.call(worker.events.ping)
     async with worker:
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
@@ -202,11 +202,11 @@ async def serve(settings: Settings) -> None:
     database.close()
 
 
-def main() -> int:
+def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(serve(Settings.from_env()))
+        asyncio.run(serve(Settings.from_env(), receivers))
     except SaiseiError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
