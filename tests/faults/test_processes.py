@@ -1,6 +1,7 @@
 """Workers that are stopped, come back as zombies, run side by side, or are asked to end."""
 
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -111,3 +112,30 @@ def test_sigterm_ends_a_busy_worker_within_seconds(tmp_path: Path, away: str) ->
         again = drained(rig, 30)
         print(f"the next worker was done {again:.1f} s after its start")
         check(rig, [placed])
+
+
+@pytest.mark.parametrize("missing", ["temporal", "valkey"])
+def test_a_worker_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, missing: str) -> None:
+    with Rig(tmp_path) as rig:
+        rig.kill(missing)
+        started = time.monotonic()
+        with pytest.raises(AssertionError, match="the worker ended with 1"):
+            rig.start_worker()
+        said = rig.workers[0].output()
+        print(f"without {missing}: ended in {time.monotonic() - started:.1f} s")
+        assert "does not answer" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_idle_worker_ends_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with Rig(tmp_path) as rig:
+        worker = rig.start_worker()
+        group = os.getpgid(worker.pid)
+        rested = "SELECT count(*) FROM control WHERE hot_until > 0"
+        wait_until(lambda: rig.number(rested) == 0, 20, "the pipeline rests")
+        worker.signal(number)
+        wait_until(lambda: worker.exit_code is not None, 10, "the worker ended")
+        assert worker.exit_code == (-number if number is signal.SIGKILL else 0), worker.output()[-2000:]
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
