@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from commands import api, database, demo, events, jobs, labs, links, orders, queues, stack, status
 from commands.context import Context
-from commands.failures import FAILURES, sentence
 from commands.parsing import Commands, Parser, Run, WrongUsage
+from failures import FAILURES, sentence
 
 _MODULES = (stack, database, orders, jobs, events, status, queues, links, api, labs, demo)
 

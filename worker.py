@@ -23,11 +23,11 @@ from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
-from commands.failures import FAILURES, sentence
 from config import Settings
 from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
+from failures import FAILURES, sentence
 from pipeline import event_list
 from pipeline.event_list import EventList
 from pipeline.failure import RetryPolicy
