@@ -12,10 +12,13 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
-from store.dialect import for_update, pack, value_list
+from store.dialect import for_update, pack, storable, value_list
+from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
 PENDING, RETRYING, DONE, DEAD, WAIVED = "pending", "retrying", "done", "dead", "waived"
+
+MAX_ERROR = 4000  # characters kept of an error
 
 _EVENT = (
     outbox.c.position,
@@ -126,7 +129,7 @@ def record_failure(
         .values(
             status=DEAD if dead else RETRYING,
             attempts=attempts,
-            last_error=error,
+            last_error=storable(error, MAX_ERROR),
             next_attempt_at=next_attempt_at,
             settled_at=now if dead else None,
             **({"has_run": 0} if dead else {}),
@@ -148,6 +151,7 @@ def load_delivery(connection: Connection, receiver: str, event_id: str) -> Deliv
             )
             .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
             .where(deliveries.c.receiver == receiver, outbox.c.event_id == event_id),
+            of=deliveries,  # the relay must not wait for a slow receiver
         )
     ).one_or_none()
     if row is None:
@@ -209,6 +213,7 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
     At most `most_open` have one at a time. One that was due before `overdue` (UTC ms) and still waits has lost its
     run, and is named again. Starting a run that exists is harmless.
     """
+    lock_receiver(connection, receiver)  # two that count at once would both find room
     of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
     lost = list(
         connection.execute(
@@ -241,7 +246,8 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         (row[0], row[1])
         for row in connection.execute(
             sa.select(outbox.c.event_id, outbox.c.aggregate_id)
-            .where(outbox.c.position.in_(new + lost))
-            .order_by(outbox.c.position)
+            .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
+            .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new + lost))
+            .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
         )
     ]

@@ -69,7 +69,8 @@ outbox = Table(
         nullable=False,
         server_default=PENDING,
     ),
-    Column("published_at", BigInteger),
+    Column("published_at", BigInteger),  # of the latest push
+    Column("first_published_at", BigInteger),
     Column("fanned_out_at", BigInteger),
     UniqueConstraint("aggregate_id", "seq"),
     # AUTOINCREMENT: a position is never given twice, even after a row was removed by hand.
