@@ -12,13 +12,11 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
-from store.dialect import for_update, pack, storable, value_list
+from store.dialect import MAX_ERROR, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
 PENDING, RETRYING, DONE, DEAD, WAIVED = "pending", "retrying", "done", "dead", "waived"
-
-MAX_ERROR = 4000  # characters kept of an error
 
 _EVENT = (
     outbox.c.position,

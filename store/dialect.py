@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import StoreBusy, TransactionLost
 
+MAX_ERROR = 4000  # characters kept of an error's text
 _INTAKE_LOCK = 0x5A15E1  # advisory lock: shared by intake, exclusive for a pause
 _AGGREGATE_LOCKS = 0x5A15E2  # advisory lock space: one key an aggregate
 

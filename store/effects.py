@@ -7,12 +7,14 @@ from sqlalchemy import Connection
 
 from contracts.events import Event
 from store.control import read_control
-from store.dialect import for_update, insert, pack, value_list
+from store.dialect import for_update, insert
 from store.schema import billing_entries, generations, mail_messages, sales_applied, sales_totals
 
 
 def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
     """One entry an order, with its amount."""
+    if not events:
+        return
     connection.execute(
         insert(connection, billing_entries).on_conflict_do_nothing(),
         [
@@ -29,6 +31,8 @@ def write_billing_entries(connection: Connection, events: Sequence[Event]) -> No
 
 def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None:
     """One confirmation an order."""
+    if not events:
+        return
     connection.execute(
         insert(connection, mail_messages).on_conflict_do_nothing(),
         [
@@ -47,39 +51,25 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
 
     The generation's row is locked against an activation, which would leave the write in a retired generation.
     """
-    generation = read_control(connection).active_generation
-    connection.execute(
-        for_update(
-            connection,
-            sa.select(generations.c.state).where(generations.c.generation == generation),
-            shared=True,
-        )
-    )
-    chosen = value_list(connection, "positions", int)
-    present = set(
-        connection.execute(
-            sa.select(sales_applied.c.position).where(
-                sales_applied.c.generation == generation,
-                sales_applied.c.position.in_(sa.select(chosen.c.value)),
-            ),
-            {"positions": pack(connection, [event.position for event in events])},
-        ).scalars()
-    )
-    fresh = [event for event in events if event.position not in present]
-    if not fresh:
+    if not events:
         return
-    connection.execute(
-        sa.insert(sales_applied),
+    generation = _lock_active_generation(connection)
+    by_position = {event.position: event for event in events}
+    applied = connection.execute(
+        insert(connection, sales_applied).on_conflict_do_nothing().returning(sales_applied.c.position),
         [
             {
                 "generation": generation,
-                "position": event.position,
+                "position": position,
                 "amount": event.payload["amount"],
                 "currency": event.payload["currency"],
             }
-            for event in fresh
+            for position, event in sorted(by_position.items())
         ],
     )
+    fresh = [by_position[position] for position in applied.scalars()]
+    if not fresh:
+        return
     sums: dict[str, tuple[int, int]] = {}
     for event in fresh:
         count, amount = sums.get(event.payload["currency"], (0, 0))
@@ -98,3 +88,20 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
             for currency, (count, amount) in sorted(sums.items())
         ],
     )
+
+
+def _lock_active_generation(connection: Connection) -> str:
+    while True:
+        generation = read_control(connection).active_generation
+        state = connection.execute(
+            for_update(
+                connection,
+                sa.select(generations.c.state).where(generations.c.generation == generation),
+                shared=True,
+            )
+        ).scalar_one()
+        if state == "ACTIVE":
+            return generation
+        # An activation committed between the two reads, or while we waited for the lock.
+        if read_control(connection).active_generation == generation:
+            raise RuntimeError(f"generation {generation} is named as the active one and is {state}")

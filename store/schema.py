@@ -33,8 +33,8 @@ INITIAL = "initial"  # the first generation
 
 
 def _integer(column: str) -> CheckConstraint:
-    # SQLite would store 1.5 or 'x' in an integer column without a word.
-    return CheckConstraint(f"{column} = CAST({column} AS INTEGER)", name=f"{column}_is_integer")
+    # SQLite would store 1.5 or 'x' in an integer column without a word. BIGINT: PostgreSQL's INTEGER ends at 2^31.
+    return CheckConstraint(f"{column} = CAST({column} AS BIGINT)", name=f"{column}_is_integer")
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -50,6 +50,7 @@ orders = Table(
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
     Column("currency", Text, nullable=False),
     Column("placed_at", BigInteger, nullable=False),
+    _integer("qty"),
     _integer("amount"),
 )
 
@@ -189,6 +190,7 @@ charges = Table(
     Column("job_id", Text, primary_key=True),
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
     Column("charged_at", BigInteger, nullable=False),
+    _integer("amount"),
 )
 
 shipments = Table(
@@ -205,6 +207,7 @@ billing_entries = Table(
     Column("order_id", Text, nullable=False),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
 )
 
 mail_messages = Table(
@@ -241,6 +244,7 @@ sales_applied = Table(
     Column("position", _Position, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
     sqlite_with_rowid=False,
 )
 
@@ -251,6 +255,7 @@ sales_totals = Table(
     Column("currency", Text, primary_key=True),
     Column("orders", BigInteger, nullable=False),
     Column("amount", BigInteger, nullable=False),
+    _integer("orders"),
     _integer("amount"),
     sqlite_with_rowid=False,
 )
@@ -272,6 +277,7 @@ rebuild_expected = Table(
     Column("event_id", Text, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
 )
 
 redrives = Table(
