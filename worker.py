@@ -59,6 +59,11 @@ _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "w
 _GRACE = timedelta(seconds=10)
 
 
+def sandbox() -> SandboxedWorkflowRunner:
+    """Where workflow code runs: what is not deterministic is out of its reach."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
+
+
 class SaiseiWorker:
     """Everything that one worker process runs, as an asynchronous context manager."""
 
@@ -119,9 +124,7 @@ class SaiseiWorker:
                     fulfilment.ship,
                     fulfilment.end_job,
                 ],
-                workflow_runner=SandboxedWorkflowRunner(
-                    restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
-                ),
+                workflow_runner=sandbox(),
                 max_concurrent_activities=64,
                 graceful_shutdown_timeout=_GRACE,
             ),
