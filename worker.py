@@ -20,6 +20,7 @@ import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from activities.redriving import RedriveActivities
 from config import Settings
 from contracts.errors import SaiseiError, Unreachable
 from contracts.messages import DeliveryInput
@@ -47,12 +48,13 @@ from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
 from workflows.receiver import ReceiverWorkflow
+from workflows.redrive import RedriveWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RedriveWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -109,8 +111,16 @@ class SaiseiWorker:
             if not self.hub.is_draining(receiver_id(receiver)):
                 await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
 
+        async def wake_receivers(names: Sequence[str]) -> None:
+            # Signalled also while it drains: a drain that is about to rest may have looked already.
+            awake = [receiver_id(name) for name in names if name in receiver_stages]
+            self.hub.notify(awake)
+            if awake:
+                await self.runs.wake(awake)
+
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        redrives = RedriveActivities(self.writer, wake_receivers)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
             Worker(
@@ -123,6 +133,8 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    redrives.redrive_chunk,
+                    redrives.cancel_redrive,
                 ],
                 workflow_runner=sandbox(),
                 max_concurrent_activities=64,

@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
-from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id
+from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
@@ -27,12 +27,15 @@ from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, retrying_exists
 from store.jobs import due_for_look, end_job, postpone_look
 from store.outbox import first_pending, lost_events, reset_to_pending
+from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
 
 logger = logging.getLogger(__name__)
 
 _LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
 _JOB_EVERY_MS = 60_000
+_REDRIVES_AT_ONCE = 20
+_REDRIVE_EVERY_MS = 10_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
 
@@ -64,7 +67,14 @@ class Look:
     async def once(self) -> None:
         """One look. What does not answer just now is left for the next one; its absence is logged once."""
         trouble = None
-        for part in (self._lost_messages, self._stalled_stages, self._failing_events, self._jobs, self._presence):
+        for part in (
+            self._lost_messages,
+            self._stalled_stages,
+            self._failing_events,
+            self._jobs,
+            self._redrives,
+            self._presence,
+        ):
             try:
                 await part()
             except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
@@ -145,6 +155,20 @@ class Look:
                 await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
                 continue
             await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + _JOB_EVERY_MS))
+
+    async def _redrives(self) -> None:
+        now = now_ms()
+        for redrive in await self.writer.read(lambda connection: redrives_due(connection, now, _REDRIVES_AT_ONCE)):
+            status = await self._run_status(redrive_id(redrive.request_id))
+            if status is None:
+                await self.runs.start_redrive(redrive.request_id, redrive.filters.get("receiver"))
+            elif status is not WorkflowExecutionStatus.RUNNING:
+                # Ended from outside before it could say so. Not ours to restart: somebody wanted it to stop.
+                note = f"its run was {status.name.lower()}; a redrive with another request id takes the rest"
+                await self.writer.write(partial(cancel_redrive, request_id=redrive.request_id, note=note, now=now_ms()))
+                continue
+            look_at = now + _REDRIVE_EVERY_MS
+            await self.writer.write(partial(postpone_redrive_look, request_id=redrive.request_id, look_at=look_at))
 
     async def _presence(self) -> None:
         now = time.monotonic()
