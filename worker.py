@@ -20,6 +20,7 @@ import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
 from config import Settings
 from contracts.errors import SaiseiError, Unreachable
@@ -36,6 +37,7 @@ from pipeline.relay import RelayStage
 from pipeline.stage import Limits, Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
+from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name
 from runs.connect import configured_address, connect
 from runs.search_attributes import register_search_attributes
@@ -47,6 +49,7 @@ from store.receivers import register_receiver
 from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
+from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
 from workflows.redrive import RedriveWorkflow
 from workflows.relay import RelayWorkflow
@@ -54,7 +57,7 @@ from workflows.relay import RelayWorkflow
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RedriveWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow, RedriveWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -84,7 +87,7 @@ class SaiseiWorker:
         """`draining`: the receivers whose ReceiverWorkflow runs here; all of `receivers` if not said."""
         self.settings = settings
         self.database = database
-        self.receivers = by_name(receivers)
+        self.receivers = by_name([Drillable(receiver) for receiver in receivers])
         drained = tuple(self.receivers) if draining is None else tuple(draining)
         self.events = EventList(event_list.connect(redis_url))
         self.writer = Writer(database)
@@ -121,6 +124,7 @@ class SaiseiWorker:
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
         redrives = RedriveActivities(self.writer, wake_receivers)
+        rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
             Worker(
@@ -135,6 +139,15 @@ class SaiseiWorker:
                     fulfilment.end_job,
                     redrives.redrive_chunk,
                     redrives.cancel_redrive,
+                    rebuilds.begin_rebuild,
+                    rebuilds.await_drained,
+                    rebuilds.replay,
+                    rebuilds.reconcile,
+                    rebuilds.seal,
+                    rebuilds.certify,
+                    rebuilds.activate,
+                    rebuilds.fail_rebuild,
+                    rebuilds.forget_expected,
                 ],
                 workflow_runner=sandbox(),
                 max_concurrent_activities=64,

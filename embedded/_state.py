@@ -80,7 +80,7 @@ class Note:
     temporal_address: str | None = None
     ui_url: str | None = None
     redis_url: str | None = None
-    given_up: Sequence[str] = ()
+    failing: Sequence[str] = ()
 
 
 def environment(home: Path, note: Note, base: Mapping[str, str]) -> dict[str, str]:
@@ -166,8 +166,7 @@ def hold_lock(home: Path, patience: float = 20.0) -> int:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EmbeddedError(
-            f"The home {home} cannot be written ({error.strerror}); "
-            "set SAISEI_HOME to a folder that you may write."
+            f"The home {home} cannot be written ({error.strerror}); set SAISEI_HOME to a folder that you may write."
         ) from error
     began = time.monotonic()
     while True:

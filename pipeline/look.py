@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
-from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
+from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
@@ -27,6 +27,7 @@ from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, retrying_exists
 from store.jobs import due_for_look, end_job, postpone_look
 from store.outbox import first_pending, lost_events, reset_to_pending
+from store.rebuild import fail_rebuild, running_rebuild
 from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ _JOBS_AT_ONCE = 20
 _JOB_EVERY_MS = 60_000
 _REDRIVES_AT_ONCE = 20
 _REDRIVE_EVERY_MS = 10_000
+_REBUILD_GRACE_MS = 2_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
 
@@ -73,6 +75,7 @@ class Look:
             self._failing_events,
             self._jobs,
             self._redrives,
+            self._rebuild,
             self._presence,
         ):
             try:
@@ -169,6 +172,17 @@ class Look:
                 continue
             look_at = now + _REDRIVE_EVERY_MS
             await self.writer.write(partial(postpone_redrive_look, request_id=redrive.request_id, look_at=look_at))
+
+    async def _rebuild(self) -> None:
+        """A rebuild whose run is gone (terminated, or Temporal lost its data) is marked as failed."""
+        rebuild = await self.writer.read(running_rebuild)
+        if rebuild is None or now_ms() - rebuild.started_at < _REBUILD_GRACE_MS:
+            return
+        status = await self._run_status(REBUILD_ID)
+        if status is not WorkflowExecutionStatus.RUNNING:
+            await self.writer.write(
+                partial(fail_rebuild, rebuild_id=rebuild.rebuild_id, error="its run is gone", now=now_ms())
+            )
 
     async def _presence(self) -> None:
         now = time.monotonic()

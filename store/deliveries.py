@@ -56,6 +56,21 @@ def _failing_before(of: sa.FromClause) -> sa.Exists:
     )
 
 
+def _unfinished_before(of: sa.FromClause) -> sa.Exists:
+    earlier, event = deliveries.alias("earlier"), outbox.alias("earlier_event")
+    return (
+        sa.select(sa.literal_column("1"))
+        .select_from(event.join(earlier, earlier.c.position == event.c.position))
+        .where(
+            event.c.aggregate_id == of.c.aggregate_id,
+            event.c.seq < of.c.seq,
+            earlier.c.receiver == of.c.receiver,
+            sa.text("earlier.status IN ('pending', 'retrying', 'dead')"),
+        )
+        .exists()
+    )
+
+
 _NEXT = (
     sa.select(*_EVENT)
     .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
@@ -74,6 +89,30 @@ def next_batch(connection: Connection, receiver: str, limit: int) -> list[Event]
     `dead` before it. Take `lock_receiver` first."""
     rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit})
     return [Event(*row) for row in rows]
+
+
+_PROBES = (
+    sa.select(*_EVENT)
+    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+    .where(
+        deliveries.c.receiver == sa.bindparam("receiver"),
+        sa.text("deliveries.status = 'pending'"),
+        deliveries.c.position > sa.bindparam("after"),
+        ~_unfinished_before(deliveries),
+    )
+    .order_by(deliveries.c.position)
+    .limit(1)
+)
+
+
+def next_probe(connection: Connection, receiver: str, after: int) -> Event | None:
+    """The next event at a position above `after` that is the first unfinished one of its aggregate, from the beginning
+    again after the last; None when nothing may be taken."""
+    for start in (after, 0) if after else (0,):
+        row = connection.execute(_PROBES, {"receiver": receiver, "after": start}).first()
+        if row is not None:
+            return Event(*row)
+    return None
 
 
 def first_next(connection: Connection, receiver: str) -> int | None:
@@ -132,6 +171,19 @@ def record_failure(
             settled_at=now if dead else None,
             **({"has_run": 0} if dead else {}),
         )
+    )
+
+
+def postpone_attempt(connection: Connection, receiver: str, position: int, next_attempt_at: int, error: str) -> None:
+    """The receiver was unavailable: a `retrying` delivery waits until `next_attempt_at` (UTC ms); nothing is spent."""
+    connection.execute(
+        sa.update(deliveries)
+        .where(
+            deliveries.c.receiver == receiver,
+            deliveries.c.position == position,
+            deliveries.c.status == RETRYING,
+        )
+        .values(next_attempt_at=next_attempt_at, last_error=error)
     )
 
 

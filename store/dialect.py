@@ -54,6 +54,26 @@ def for_update(
     return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared, of=of)
 
 
+def json_text(connection: Connection, column: Any, key: str) -> Any:
+    """The text under `key` of a JSON object that is kept as text."""
+    if connection.dialect.name == "sqlite":
+        return sa.func.json_extract(column, f"$.{key}")
+    return sa.cast(column, postgresql.JSONB).op("->>")(key)
+
+
+def json_integer(connection: Connection, column: Any, key: str) -> Any:
+    """The integer under `key` of a JSON object that is kept as text."""
+    return sa.cast(json_text(connection, column, key), sa.BigInteger)
+
+
+def join_lines(connection: Connection, line: Any) -> Any:
+    """Aggregate: the lines, each ended by a newline, in the order of the rows."""
+    text = line + "\n"
+    if connection.dialect.name == "sqlite":
+        return sa.func.group_concat(text, "")
+    return sa.func.string_agg(text, "")
+
+
 def lock_intake(connection: Connection, *, exclusive: bool) -> None:
     """Shared while an intake transaction runs; exclusive waits for all of them and lets none in (a pause).
 

@@ -91,6 +91,8 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
 
 
 def _lock_active_generation(connection: Connection) -> str:
+    """The active generation, which stays active until this transaction ends: a write that an activation overtook would
+    be left in a retired one."""
     while True:
         generation = read_control(connection).active_generation
         state = connection.execute(

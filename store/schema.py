@@ -26,6 +26,7 @@ metadata = MetaData()
 
 # SQLite numbers rows itself only for INTEGER, PostgreSQL wants 64 bits.
 _Position = BigInteger().with_variant(Integer, "sqlite")
+_BinaryText = Text().with_variant(Text(collation="C"), "postgresql")
 
 PENDING, PUBLISHED = "PENDING", "PUBLISHED"  # outbox.status
 OPEN, PAUSED = "OPEN", "PAUSED"  # control.intake
@@ -44,7 +45,7 @@ def _where(condition: str) -> dict[str, Any]:
 orders = Table(
     "orders",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", _BinaryText, primary_key=True),
     Column("sku", Text, nullable=False),
     Column("qty", BigInteger, CheckConstraint("qty >= 1"), nullable=False),
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
@@ -58,7 +59,7 @@ outbox = Table(
     "outbox",
     metadata,
     Column("position", _Position, primary_key=True, autoincrement=True),
-    Column("event_id", Text, nullable=False, unique=True),
+    Column("event_id", _BinaryText, nullable=False, unique=True),
     Column("aggregate_id", Text, nullable=False),
     Column("seq", BigInteger, CheckConstraint("seq >= 1"), nullable=False),
     Column("event_type", Text, nullable=False),
@@ -263,21 +264,36 @@ sales_totals = Table(
 rebuilds = Table(
     "rebuilds",
     metadata,
+    # A rebuild or a rollback, from its first transaction on. Rows are never removed: they number the generations.
     Column("rebuild_id", Text, primary_key=True),
-    Column("state", Text, nullable=False),
+    Column("run_id", Text, nullable=False, unique=True),  # of its workflow: beginning twice comes to one row
+    Column("kind", Text, CheckConstraint("kind IN ('rebuild', 'rollback')"), nullable=False),
+    Column("state", Text, CheckConstraint("state IN ('RUNNING', 'COMPLETED', 'FAILED')"), nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("generation", Text, nullable=False),
+    Column("base_generation", Text, nullable=False),  # the active one that it replaces
+    Column("epoch", BigInteger, nullable=False),
+    Column("resume", Integer, nullable=False),  # 1: intake opens again when it is done
+    Column("until_position", BigInteger),  # the last event of the history when it was found drained
+    Column("expected", BigInteger, nullable=False, server_default="0"),
+    Column("replayed", BigInteger, nullable=False, server_default="0"),
     Column("certificate", Text),
+    Column("error", Text),
     Column("started_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),
 )
+Index("one_running_rebuild", rebuilds.c.state, unique=True, **_where("state = 'RUNNING'"))
 
 rebuild_expected = Table(
     "rebuild_expected",
     metadata,
     Column("rebuild_id", Text, primary_key=True),
-    Column("event_id", Text, primary_key=True),
+    # In binary order on both databases: a digest that depends on a locale proves nothing elsewhere.
+    Column("event_id", _BinaryText, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
     _integer("amount"),
+    sqlite_with_rowid=False,
 )
 
 redrives = Table(
