@@ -43,7 +43,7 @@ class Settings:
         Raises InvalidInput that names the variable when one is unusable.
         """
         env = os.environ if env is None else env
-        home = (home or Path(env.get("SAISEI_HOME") or ".saisei")).absolute()
+        home = (home or Path(env.get("SAISEI_HOME") or ".saisei")).expanduser().absolute()
         values: dict[str, float | int] = {}
         problems: dict[str, str] = {}
         for spec in fields(cls):
@@ -63,7 +63,8 @@ class Settings:
             home=home,
             database_url=env.get("DATABASE_URL") or f"sqlite:///{home / 'saisei.db'}",
             redis_url=env.get("REDIS_URL") or None,
-            ui_url=env.get("TEMPORAL_UI_URL") or None,
+            # The embedded stack tells its children by the second name: it hides TEMPORAL_* of other servers from them.
+            ui_url=env.get("TEMPORAL_UI_URL") or env.get("SAISEI_UI_URL") or None,
             **values,  # type: ignore[arg-type]
         )
         if settings.heartbeat < settings.busy + 1:

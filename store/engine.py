@@ -40,13 +40,7 @@ class Database:
         if parsed.get_backend_name() == "sqlite":
             self.engine = self._open_sqlite(parsed, busy_timeout, pool_size)
         elif parsed.get_backend_name() == "postgresql":
-            self.engine = sa.create_engine(
-                parsed.set(drivername="postgresql+psycopg"),
-                pool_size=pool_size,
-                max_overflow=10,
-                pool_pre_ping=True,  # a restarted server must not fail the first transaction after it
-                connect_args={"connect_timeout": 5},
-            )
+            self.engine = self._open_postgresql(parsed, pool_size)
         else:
             raise InvalidInput({"DATABASE_URL": "must begin with sqlite:/// or postgresql://"})
         read = {_READ: True}
@@ -102,6 +96,18 @@ class Database:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _open_postgresql(self, url: sa.URL, pool_size: int) -> Engine:
+        try:
+            return sa.create_engine(
+                url.set(drivername="postgresql+psycopg"),
+                pool_size=pool_size,
+                max_overflow=10,
+                pool_pre_ping=True,  # a restarted server must not fail the first transaction after it
+                connect_args={"connect_timeout": 5},
+            )
+        except ImportError as error:
+            raise InvalidInput({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
 
     def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int) -> Engine:
         if not url.database or url.database == ":memory:":

@@ -133,6 +133,12 @@ def postpone_look(connection: Connection, job_id: str, look_at: int) -> None:
     connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(look_at=look_at))
 
 
+def count_jobs(connection: Connection) -> dict[str, int]:
+    """State -> how many jobs are in it, states in use only."""
+    rows = connection.execute(sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state))
+    return {row[0]: row[1] for row in rows}
+
+
 def get_job(connection: Connection, job_id: str) -> Job:
     """The job with its steps and charges. Raises NotFound."""
     row = connection.execute(
