@@ -12,12 +12,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from commands import database, events, jobs, links, orders, queues, stack, status
+from commands import database, dead, events, jobs, links, orders, queues, stack, status
 from commands.context import Context
 from commands.failures import FAILURES, sentence
 from commands.parsing import Commands, Parser, Run, WrongUsage
 
-_MODULES = (stack, database, orders, jobs, events, status, queues, links)
+_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links)
 
 
 def parser() -> Parser:
