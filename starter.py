@@ -8,16 +8,16 @@ import asyncio
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from commands import database, dead, events, jobs, links, orders, queues, stack, status
+from commands import api, database, dead, demo, events, jobs, labs, links, orders, queues, stack, status
 from commands.context import Context
 from commands.failures import FAILURES, sentence
 from commands.parsing import Commands, Parser, Run, WrongUsage
 
-_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links)
+_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links, api, labs, demo)
 
 
 def parser() -> Parser:
@@ -36,12 +36,6 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    # Piped into `head`, end quietly.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets it escaped.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(arguments)
     if any(not _is_text(word) for word in arguments):
@@ -56,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
+    except BrokenPipeError:
+        # Piped into `head`: end quietly. Not by SIGPIPE, which would also end us, without a word and without cleaning
+        # up, when a server or the guard goes away.
+        _silence_stdout()
+        return 1
     except WrongUsage as error:
         return _failed(f"{sentence(error)}; see --help", 2)
     except FAILURES as error:
@@ -73,16 +72,34 @@ def _failed(why: str, code: int) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        # What is left would be written, and fail, once more at the interpreter's end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
     with contextlib.suppress(OSError):
         print(f"starter.py: {why}", file=sys.stderr)
     return code
+
+
+def _silence_stdout() -> None:
+    """What is left in the buffer would be written, and fail, once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_text(word: str) -> bool:
     return word.encode(errors="replace").decode() == word
 
 
+def program() -> NoReturn:
+    """The process around `main`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets it escaped.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    # A thread of Temporal's client that lets go of a Python object while the interpreter is being taken down aborts the
+    # process, after the work is done. So the interpreter is not taken down: everything is closed and flushed by now.
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

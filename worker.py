@@ -6,6 +6,7 @@ Run it with `python worker.py`; it ends on SIGTERM or Ctrl-C, after the batch at
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
+from commands.failures import FAILURES, sentence
 from config import Settings
-from contracts.errors import SaiseiError, Unreachable
+from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
 from pipeline import event_list
@@ -235,11 +237,14 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(Settings.from_env()))
-    except SaiseiError as error:
-        print(f"worker: {error}", file=sys.stderr)
+    except FAILURES as error:
+        print(f"worker: {sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    # As in starter.py: threads of Temporal's client may abort an interpreter that is being taken down.
+    os._exit(code)

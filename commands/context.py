@@ -41,6 +41,7 @@ class Context:
         self.out = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
         self.messages = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._opened: list[Any] = []
+        self._client: Client | None = None
 
     @cached_property
     def stack(self) -> embedded.Stack | None:
@@ -82,7 +83,9 @@ class Context:
 
     async def client(self) -> Client:
         """A Temporal client. Raises Unreachable."""
-        return await connect(self.stack.temporal_address if self.stack else None)
+        if self._client is None:
+            self._client = await connect(self.stack.temporal_address if self.stack else None)
+        return self._client
 
     async def runs(self) -> Runs:
         """Starts and wakes runs. Raises Unreachable."""
@@ -102,7 +105,7 @@ class Context:
 
     def say(self, message: str) -> None:
         """A message for a person, on stderr."""
-        self.messages.print(message)
+        self.messages.print(message, soft_wrap=True)
 
     def line(self, text: str) -> None:
         """A line of the result, as it is, whatever it holds and however wide the terminal is."""

@@ -16,10 +16,7 @@ from contracts.names import job_workflow_id
 from contracts.orders import require_amount
 from runs.starts import Runs
 from store.clock import iso, now_ms
-from store.jobs import begin_job, get_job
-
-# The look may find the row before our run has started; until then it leaves the job alone.
-_LOOK_AFTER_MS = 30_000
+from store.jobs import JOB_LOOK_MS, begin_job, get_job
 
 
 def add(commands: Commands) -> None:
@@ -44,7 +41,7 @@ async def _run(context: Context, args: Namespace) -> int:
         raise Refused(f"job {job} has a run that is open, which a drill would not reach; let it end first")
     with database.write() as connection:
         now = now_ms()
-        begin_job(connection, job, amount, now, now + _LOOK_AFTER_MS)
+        begin_job(connection, job, amount, now, now + JOB_LOOK_MS)
     try:
         runs = await context.runs()
         attached = await _is_open(runs, job)

@@ -29,6 +29,9 @@ async def result_of(context: Context, handle: WorkflowHandle[Any, Any]) -> Any:
                 said = standing
                 context.say(f"{handle.id}: {standing}")
         return result.result()
+    except asyncio.CancelledError:
+        context.say(f"{handle.id}: goes on without this command")
+        raise
     finally:
         result.cancel()
 

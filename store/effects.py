@@ -1,14 +1,15 @@
 """Effects of the built-in receivers, each at most once for an event: the event's position is the key."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from contracts.events import Event
+from contracts.events import ORDER_PLACED, Event
 from store.control import read_control
-from store.dialect import for_update, insert
-from store.schema import billing_entries, generations, mail_messages, sales_applied, sales_totals
+from store.dialect import for_update, insert, json_integer, json_text, pack, value_list
+from store.schema import billing_entries, generations, mail_messages, outbox, sales_applied, sales_totals
 
 
 def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
@@ -54,27 +55,46 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
     if not events:
         return
     generation = _lock_active_generation(connection)
-    by_position = {event.position: event for event in events}
-    applied = connection.execute(
-        insert(connection, sales_applied).on_conflict_do_nothing().returning(sales_applied.c.position),
-        [
-            {
-                "generation": generation,
-                "position": position,
-                "amount": event.payload["amount"],
-                "currency": event.payload["currency"],
-            }
-            for position, event in sorted(by_position.items())
-        ],
+    chosen = value_list(connection, "positions", int)
+    fresh = connection.execute(
+        apply_from_outbox(connection, generation, outbox.c.position.in_(sa.select(chosen.c.value))).returning(
+            sales_applied.c.currency, sales_applied.c.amount
+        ),
+        {"positions": pack(connection, [event.position for event in events])},
     )
-    fresh = [by_position[position] for position in applied.scalars()]
-    if not fresh:
-        return
     sums: dict[str, tuple[int, int]] = {}
-    for event in fresh:
-        count, amount = sums.get(event.payload["currency"], (0, 0))
-        sums[event.payload["currency"]] = (count + 1, amount + event.payload["amount"])
-    statement = insert(connection, sales_totals)
+    for currency, amount in fresh:
+        count, total = sums.get(currency, (0, 0))
+        sums[currency] = (count + 1, total + amount)
+    for currency, (count, total) in sorted(sums.items()):
+        add_to_totals(connection, generation, currency, count, total)
+
+
+def apply_from_outbox(connection: Connection, generation: str, which: sa.ColumnElement[bool]) -> Any:
+    """The statement that puts `order-placed` events of the outbox into a generation, except those that it holds.
+
+    The same one live and in a rebuild, so that the two cannot come to differ.
+    """
+    return (
+        insert(connection, sales_applied)
+        .from_select(
+            ["generation", "position", "amount", "currency"],
+            sa.select(
+                sa.literal(generation),
+                outbox.c.position,
+                json_integer(connection, outbox.c.payload, "amount"),
+                json_text(connection, outbox.c.payload, "currency"),
+            ).where(which, outbox.c.event_type == ORDER_PLACED),
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def add_to_totals(connection: Connection, generation: str, currency: str, orders: int, amount: int) -> None:
+    """Count `orders` more, `amount` (minor units) in all, into a generation's totals."""
+    statement = insert(connection, sales_totals).values(
+        generation=generation, currency=currency, orders=orders, amount=amount
+    )
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["generation", "currency"],
@@ -82,17 +102,11 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
                 "orders": sales_totals.c.orders + statement.excluded.orders,
                 "amount": sales_totals.c.amount + statement.excluded.amount,
             },
-        ),
-        [
-            {"generation": generation, "currency": currency, "orders": count, "amount": amount}
-            for currency, (count, amount) in sorted(sums.items())
-        ],
+        )
     )
 
 
 def _lock_active_generation(connection: Connection) -> str:
-    """The active generation, which stays active until this transaction ends: a write that an activation overtook would
-    be left in a retired one."""
     while True:
         generation = read_control(connection).active_generation
         state = connection.execute(

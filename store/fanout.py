@@ -1,7 +1,7 @@
 """Fan-out: entries of the Redis list become one delivery for each receiver that takes the event's type."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +23,7 @@ class FannedOut:
     events: int
     duplicates: int
     invalid: int
-    event_ids: tuple[str, ...]
+    event_ids: tuple[str, ...] = field(default=(), compare=False)
 
 
 def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> FannedOut:

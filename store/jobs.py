@@ -13,6 +13,9 @@ from store.dialect import MAX_ERROR, for_update, insert, storable
 from store.outbox import append_event
 from store.schema import charges, job_steps, jobs, shipments
 
+# How long (ms) the look leaves a job alone after it was asked for, or was seen running.
+JOB_LOOK_MS = 30_000
+
 RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
 _STEP_POSITIONS = {CHARGE: 1, SHIP: 2}
 
@@ -33,7 +36,8 @@ class Job:
 def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_at: int) -> None:
     """Record that the job is to run; a job that was recorded with this amount runs again, and skips what is done.
 
-    `look_at` (UTC ms): when the look first makes sure that it has a run. Raises Conflict for another amount.
+    `look_at` (UTC ms): when the look first makes sure that it has a run; `now + JOB_LOOK_MS`, so that the look can
+    tell a run that ended since from an older one. Raises Conflict for another amount.
     """
     connection.execute(
         insert(connection, jobs)
@@ -126,6 +130,12 @@ def due_for_look(connection: Connection, now: int, limit: int) -> list[tuple[str
             .limit(limit)
         )
     ]
+
+
+def asked_for_at(connection: Connection, job_id: str) -> int:
+    """When (UTC ms) the job was last asked for or seen running: a run that ended before is not the one asked for."""
+    look_at: int = connection.execute(sa.select(jobs.c.look_at).where(jobs.c.job_id == job_id)).scalar_one()
+    return look_at - JOB_LOOK_MS
 
 
 def postpone_look(connection: Connection, job_id: str, look_at: int) -> None:

@@ -8,14 +8,14 @@ import pytest
 import sqlalchemy as sa
 
 from contracts.errors import NotFound
-from contracts.events import Event
+from contracts.events import ORDER_PLACED, Event
 from contracts.orders import CURRENCIES
 from receivers.base import Receiver
 from receivers.builtin import Billing, Mail, Sales
 from receivers.registry import RECEIVERS, by_name, require
 from store.effects import apply_sales, write_billing_entries, write_mail_messages
 from store.engine import Database
-from store.outbox import find_event
+from store.outbox import append_event, find_event
 from store.schema import control, generations
 from store.status import effect_counts, sales_by_currency
 from tests.store.scenes import order, place, rows, scalar, together
@@ -150,7 +150,14 @@ def test_sales_that_waited_for_an_activation_goes_to_the_new_generation(postgres
 
 
 def test_a_total_never_holds_half_a_yen(sqlite: Database) -> None:
-    event = Event(1, "e", "a", 1, "t", '{"order_id": "o", "amount": 1.5, "currency": "JPY"}')
+    with sqlite.write() as connection:
+        event, _ = append_event(
+            connection,
+            event_id="e",
+            aggregate_id="a",
+            event_type=ORDER_PLACED,
+            payload={"order_id": "o", "amount": 1.5, "currency": "JPY"},
+        )
     for write in (apply_sales, write_billing_entries):
         with sqlite.write() as connection, pytest.raises(sa.exc.IntegrityError, match="is_integer"):
             write(connection, [event])
