@@ -23,6 +23,7 @@ from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
+from activities.redriving import RedriveActivities
 from config import Settings
 from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
@@ -53,12 +54,13 @@ from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
 from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
+from workflows.redrive import RedriveWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow, RedriveWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -115,8 +117,16 @@ class SaiseiWorker:
             if not self.hub.is_draining(receiver_id(receiver)):
                 await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
 
+        async def wake_receivers(names: Sequence[str]) -> None:
+            # Signalled also while it drains: a drain that is about to rest may have looked already.
+            awake = [receiver_id(name) for name in names if name in receiver_stages]
+            self.hub.notify(awake)
+            if awake:
+                await self.runs.wake(awake)
+
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        redrives = RedriveActivities(self.writer, wake_receivers)
         rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
@@ -130,6 +140,8 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    redrives.redrive_chunk,
+                    redrives.cancel_redrive,
                     rebuilds.begin_rebuild,
                     rebuilds.await_drained,
                     rebuilds.replay,
