@@ -171,3 +171,5 @@ def test_the_tests_server_goes_when_its_parent_is_killed(postgres: Database) -> 
             return False
 
         wait_until(gone, 20, "the server stops")
+        folder = Path(str(sa.make_url(url).query["host"])).parent
+        wait_until(lambda: not folder.exists(), 20, "its folder is removed")
