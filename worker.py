@@ -21,6 +21,7 @@ import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from activities.rebuilding import RebuildActivities
 from commands.failures import FAILURES, sentence
 from config import Settings
 from contracts.errors import Unreachable
@@ -37,6 +38,7 @@ from pipeline.relay import RelayStage
 from pipeline.stage import Limits, Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
+from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name
 from runs.connect import configured_address, connect
 from runs.search_attributes import register_search_attributes
@@ -48,13 +50,14 @@ from store.receivers import register_receiver
 from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
+from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -79,7 +82,7 @@ class SaiseiWorker:
         """`draining`: the receivers whose ReceiverWorkflow runs here; all of `receivers` if not said."""
         self.settings = settings
         self.database = database
-        self.receivers = by_name(receivers)
+        self.receivers = by_name([Drillable(receiver) for receiver in receivers])
         drained = tuple(self.receivers) if draining is None else tuple(draining)
         self.events = EventList(event_list.connect(redis_url))
         self.writer = Writer(database)
@@ -108,6 +111,7 @@ class SaiseiWorker:
 
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
             Worker(
@@ -120,6 +124,15 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    rebuilds.begin_rebuild,
+                    rebuilds.await_drained,
+                    rebuilds.replay,
+                    rebuilds.reconcile,
+                    rebuilds.seal,
+                    rebuilds.certify,
+                    rebuilds.activate,
+                    rebuilds.fail_rebuild,
+                    rebuilds.forget_expected,
                 ],
                 workflow_runner=SandboxedWorkflowRunner(
                     restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)

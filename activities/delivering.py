@@ -26,11 +26,12 @@ from store.deliveries import (
     Delivery,
     load_delivery,
     mark_done,
+    postpone_attempt,
     record_failure,
     waits_behind,
 )
 from store.dialect import is_infrastructure_error
-from store.receivers import lock_receiver
+from store.receivers import get_hold, last_progress, lock_receiver
 
 
 class DrillFailure(Exception):
@@ -118,10 +119,12 @@ class DeliveryActivities:
         error = self._try(connection, receiver, delivery, fail=message.fail)
         if error is None:
             return _Attempt(DeliveryResult(DONE, delivery.attempts))
-        if is_unavailable(error):
-            return _Attempt(
-                _result(delivery), self._retry.delay(delivery.attempts), describe(error), "ReceiverUnavailable"
+        if is_unavailable(error) and not self._others_succeed(connection, delivery):
+            delay = self._retry.delay(delivery.attempts)
+            postpone_attempt(
+                connection, receiver.name, delivery.event.position, now + int(delay * 1000), describe(error)
             )
+            return _Attempt(_result(delivery), delay, describe(error), "ReceiverUnavailable")
         attempts = delivery.attempts + 1
         due = None if isinstance(error, RejectEvent) else self._retry.next_attempt_at(attempts, now)
         record_failure(
@@ -136,6 +139,13 @@ class DeliveryActivities:
         if due is None:
             return _Attempt(DeliveryResult(DEAD, attempts, describe(error)))
         return _Attempt(_result(delivery), (due - now) / 1000, describe(error))
+
+    def _others_succeed(self, connection: Connection, delivery: Delivery) -> bool:
+        """Whether the receiver took something since this event was tried last: then it is up, and the event bad."""
+        if get_hold(connection, delivery.receiver) is not None:
+            return False
+        tried_at = (delivery.next_attempt_at or 0) - int(self._retry.delay(delivery.attempts) * 1000)
+        return last_progress(connection, delivery.receiver) > tried_at
 
     def _by_hand(self, connection: Connection, receiver: Receiver, message: DeliveryInput) -> _Attempt:
         lock_receiver(connection, receiver.name)

@@ -6,6 +6,7 @@ DRAIN_TASK_QUEUE = "saisei-drain"
 
 RELAY_ID = "relay"
 FAN_OUT_ID = "fan-out"
+REBUILD_ID = "rebuild/sales"  # rebuilds and rollbacks: one at a time
 WAKE_SIGNAL = "wake"
 
 OUTBOX_LIST = "outbox.events"

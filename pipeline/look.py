@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
-from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id
+from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
@@ -27,11 +27,13 @@ from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, retrying_exists
 from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, end_job, postpone_look
 from store.outbox import first_pending, lost_events, reset_to_pending
+from store.rebuild import fail_rebuild, running_rebuild
 
 logger = logging.getLogger(__name__)
 
 _LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
+_REBUILD_GRACE_MS = 2_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
 
@@ -63,7 +65,14 @@ class Look:
     async def once(self) -> None:
         """One look. What does not answer just now is left for the next one; its absence is logged once."""
         trouble = None
-        for part in (self._lost_messages, self._stalled_stages, self._failing_events, self._jobs, self._presence):
+        for part in (
+            self._lost_messages,
+            self._stalled_stages,
+            self._failing_events,
+            self._jobs,
+            self._rebuild,
+            self._presence,
+        ):
             try:
                 await part()
             except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
@@ -153,6 +162,17 @@ class Look:
         if run.close_time is None:
             return False
         return run.close_time.timestamp() * 1000 < await self.writer.read(partial(asked_for_at, job_id=job_id))
+
+    async def _rebuild(self) -> None:
+        """A rebuild whose run is gone (terminated, or Temporal lost its data) is marked as failed."""
+        rebuild = await self.writer.read(running_rebuild)
+        if rebuild is None or now_ms() - rebuild.started_at < _REBUILD_GRACE_MS:
+            return
+        status = await self._run_status(REBUILD_ID)
+        if status is not WorkflowExecutionStatus.RUNNING:
+            await self.writer.write(
+                partial(fail_rebuild, rebuild_id=rebuild.rebuild_id, error="its run is gone", now=now_ms())
+            )
 
     async def _presence(self) -> None:
         now = time.monotonic()

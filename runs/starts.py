@@ -18,7 +18,7 @@ from temporalio.common import (
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
-from contracts.messages import DeliveryInput, FulfilmentInput, ReceiverInput, StageInput, Timings
+from contracts.messages import DeliveryInput, FulfilmentInput, RebuildInput, ReceiverInput, StageInput, Timings
 
 _RPC_TIMEOUT = timedelta(seconds=5)
 
@@ -83,6 +83,20 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
                 ]
             ),
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+
+    async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:
+        """The rebuild's run. Raises WorkflowAlreadyStartedError while one runs."""
+        return await self.client.start_workflow(
+            "RebuildWorkflow",
+            message,
+            id=names.REBUILD_ID,
+            task_queue=names.TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            static_summary=f"{message.kind} of the sales totals",
+            search_attributes=TypedSearchAttributes([SearchAttributePair(search.RECEIVER, "sales")]),
             rpc_timeout=_RPC_TIMEOUT,
         )
 

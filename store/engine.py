@@ -6,6 +6,7 @@ event emits `BEGIN IMMEDIATE` for what writes and plain `BEGIN` for what reads. 
 writer, `synchronous=FULL` makes an acknowledged commit survive a power loss.
 """
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from contracts.errors import InvalidInput, Unreachable
+from contracts.errors import InvalidInput, StoreBusy, TransactionLost, Unreachable
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
@@ -32,7 +33,7 @@ class Database:
         """
         try:
             parsed = sa.make_url(url)
-        except (ArgumentError, ValueError):
+        except (ArgumentError, ValueError):  # ValueError: a port that is no number
             raise InvalidInput({"DATABASE_URL": "is not a database URL"}) from None
         self.url = parsed
         self._lock: FairLock | None = None
@@ -132,15 +133,43 @@ class Database:
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-32768"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             reading = connection.get_execution_options().get(_READ, False)
-            connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            # A write from a read would pass the fair lock by, and fail at once where another one writes.
+            driver.execute(f"PRAGMA query_only = {int(reading)}").close()
+            try:
+                driver.execute("BEGIN" if reading else "BEGIN IMMEDIATE").close()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+                raise StoreBusy(
+                    f"a program that is none of Saisei's has held the database's write lock for more than "
+                    f"{busy_timeout:g} s; close it and try again"
+                ) from error
+
+        # After a full disk or an I/O error SQLite takes the whole transaction back, savepoints and all. With no
+        # transaction open each statement that follows would then be committed by itself.
+        @event.listens_for(engine, "before_cursor_execute")
+        def _execute(connection: Connection, *_: object) -> None:
+            _require_open(connection)
+
+        @event.listens_for(engine, "commit")
+        def _commit(connection: Connection) -> None:
+            _require_open(connection)
 
         return engine
+
+
+def _require_open(connection: Connection) -> None:
+    driver = connection.connection.driver_connection
+    if driver is None or not driver.in_transaction:
+        raise TransactionLost
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -9,7 +9,7 @@ from contracts.errors import Conflict, NotFound, Refused
 from contracts.events import ORDER_SHIPPED, PAYMENT_CAPTURED
 from contracts.identifiers import job_aggregate, order_shipped_id, payment_captured_id
 from contracts.names import CHARGE, SHIP
-from store.dialect import for_update, insert
+from store.dialect import MAX_ERROR, for_update, insert, storable
 from store.outbox import append_event
 from store.schema import charges, job_steps, jobs, shipments
 
@@ -110,7 +110,12 @@ def write_shipment(connection: Connection, job_id: str, now: int) -> None:
 def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     """The run is over: COMPLETED, or FAILED with a sentence; `job run` runs it again."""
     connection.execute(
-        sa.update(jobs).where(jobs.c.job_id == job_id).values(state=FAILED if error else COMPLETED, error=error)
+        sa.update(jobs)
+        .where(jobs.c.job_id == job_id)
+        .values(
+            state=COMPLETED if error is None else FAILED,
+            error=None if error is None else storable(error, MAX_ERROR),
+        )
     )
 
 

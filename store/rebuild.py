@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 from contracts.errors import NotFound, Refused
 from contracts.events import ORDER_PLACED
 from store.control import pause_intake, read_control
-from store.dialect import for_update, insert, json_integer, json_text, lock_intake
+from store.dialect import for_update, insert, lock_intake
+from store.effects import add_to_totals, apply_from_outbox
 from store.generations import ACTIVE, BUILDING, FAILED, RETIRED, SEALED, move, rollback_target
 from store.schema import (
     OPEN,
@@ -26,7 +27,6 @@ from store.schema import (
     rebuild_expected,
     rebuilds,
     sales_applied,
-    sales_totals,
 )
 
 RUNNING, COMPLETED = "RUNNING", "COMPLETED"
@@ -205,24 +205,13 @@ def replay_chunk(connection: Connection, rebuild_id: str, after: int, width: int
         raise Refused(f"generation {rebuild.generation} takes no writes any more")
     upto = min(after + width, rebuild.until_position)
     before = _window(connection, rebuild.generation, after, upto)
-    connection.execute(
-        insert(connection, sales_applied)
-        .from_select(
-            ["generation", "position", "amount", "currency"],
-            sa.select(
-                sa.literal(rebuild.generation),
-                outbox.c.position,
-                json_integer(connection, outbox.c.payload, "amount"),
-                json_text(connection, outbox.c.payload, "currency"),
-            ).where(outbox.c.position > after, outbox.c.position <= upto, outbox.c.event_type == ORDER_PLACED),
-        )
-        .on_conflict_do_nothing()
-    )
+    window = sa.and_(outbox.c.position > after, outbox.c.position <= upto)
+    connection.execute(apply_from_outbox(connection, rebuild.generation, window))
     added = 0
     for currency, (count, amount) in _window(connection, rebuild.generation, after, upto).items():
         old_count, old_amount = before.get(currency, (0, 0))
         if count > old_count:
-            _add_total(connection, rebuild.generation, currency, count - old_count, amount - old_amount)
+            add_to_totals(connection, rebuild.generation, currency, count - old_count, amount - old_amount)
             added += count - old_count
     _note(connection, rebuild_id, replayed=rebuilds.c.replayed + added)
     return upto
@@ -356,18 +345,3 @@ def _window(connection: Connection, generation: str, after: int, upto: int) -> d
         .group_by(sales_applied.c.currency)
     )
     return {row[0]: (row[1], int(row[2])) for row in rows}
-
-
-def _add_total(connection: Connection, generation: str, currency: str, count: int, amount: int) -> None:
-    statement = insert(connection, sales_totals).values(
-        generation=generation, currency=currency, orders=count, amount=amount
-    )
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["generation", "currency"],
-            set_={
-                "orders": sales_totals.c.orders + statement.excluded.orders,
-                "amount": sales_totals.c.amount + statement.excluded.amount,
-            },
-        )
-    )

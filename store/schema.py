@@ -34,8 +34,8 @@ INITIAL = "initial"  # the first generation
 
 
 def _integer(column: str) -> CheckConstraint:
-    # SQLite would store 1.5 or 'x' in an integer column without a word.
-    return CheckConstraint(f"{column} = CAST({column} AS INTEGER)", name=f"{column}_is_integer")
+    # SQLite would store 1.5 or 'x' in an integer column without a word. BIGINT: PostgreSQL's INTEGER ends at 2^31.
+    return CheckConstraint(f"{column} = CAST({column} AS BIGINT)", name=f"{column}_is_integer")
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -51,6 +51,7 @@ orders = Table(
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
     Column("currency", Text, nullable=False),
     Column("placed_at", BigInteger, nullable=False),
+    _integer("qty"),
     _integer("amount"),
 )
 
@@ -70,7 +71,8 @@ outbox = Table(
         nullable=False,
         server_default=PENDING,
     ),
-    Column("published_at", BigInteger),
+    Column("published_at", BigInteger),  # of the latest push
+    Column("first_published_at", BigInteger),
     Column("fanned_out_at", BigInteger),
     UniqueConstraint("aggregate_id", "seq"),
     # AUTOINCREMENT: a position is never given twice, even after a row was removed by hand.
@@ -178,6 +180,7 @@ charges = Table(
     Column("job_id", Text, primary_key=True),
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
     Column("charged_at", BigInteger, nullable=False),
+    _integer("amount"),
 )
 
 shipments = Table(
@@ -194,6 +197,7 @@ billing_entries = Table(
     Column("order_id", Text, nullable=False),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
 )
 
 mail_messages = Table(
@@ -230,6 +234,7 @@ sales_applied = Table(
     Column("position", _Position, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
     sqlite_with_rowid=False,
 )
 
@@ -240,6 +245,7 @@ sales_totals = Table(
     Column("currency", Text, primary_key=True),
     Column("orders", BigInteger, nullable=False),
     Column("amount", BigInteger, nullable=False),
+    _integer("orders"),
     _integer("amount"),
     sqlite_with_rowid=False,
 )
@@ -275,6 +281,7 @@ rebuild_expected = Table(
     Column("event_id", _BinaryText, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
     sqlite_with_rowid=False,
 )
 

@@ -149,9 +149,7 @@ def test_a_child_that_dies_again_and_again_runs_once_its_cause_has_passed(home: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_parent_that_ends_during_the_start_leaves_no_process(
-    home: Path, number: signal.Signals
-) -> None:
+def test_a_parent_that_ends_during_the_start_leaves_no_process(home: Path, number: signal.Signals) -> None:
     program = "import sys, embedded; embedded.start(sys.argv[1])"
     parent = subprocess.Popen(
         [sys.executable, "-c", program, str(home)],
