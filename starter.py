@@ -8,17 +8,16 @@ import asyncio
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commands import database, events, jobs, links, orders, queues, stack, status
+from commands import api, database, demo, events, jobs, labs, links, orders, queues, stack, status
 from commands.context import Context
 from commands.failures import FAILURES, sentence
 from commands.parsing import Commands, Parser, Run, WrongUsage
 
-_MODULES = (stack, database, orders, jobs, events, status, queues, links)
+_MODULES = (stack, database, orders, jobs, events, status, queues, links, api, labs, demo)
 
 
 def parser() -> Parser:
@@ -51,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
+    except BrokenPipeError:
+        # Piped into `head`: end quietly. Not by SIGPIPE, which would also end us, without a word and without cleaning
+        # up, when a server or the guard goes away.
+        _silence_stdout()
+        return 1
     except WrongUsage as error:
         return _failed(f"{sentence(error)}; see --help", 2)
     except FAILURES as error:
@@ -68,11 +72,15 @@ def _failed(why: str, code: int) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        # What is left would be written, and fail, once more at the interpreter's end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
     with contextlib.suppress(OSError):
         print(f"starter.py: {why}", file=sys.stderr)
     return code
+
+
+def _silence_stdout() -> None:
+    """What is left in the buffer would be written, and fail, once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_text(word: str) -> bool:
@@ -81,8 +89,6 @@ def _is_text(word: str) -> bool:
 
 def program() -> NoReturn:
     """The process around `main`."""
-    # Piped into `head`, end quietly.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets it escaped.
         if isinstance(stream, io.TextIOWrapper):

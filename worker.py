@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NoReturn
 
 from sqlalchemy import Connection
 from temporalio.client import Client
@@ -62,6 +63,11 @@ WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildW
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
 _GRACE = timedelta(seconds=10)
+
+
+def sandbox() -> SandboxedWorkflowRunner:
+    """Where workflow code runs: what is not deterministic is out of its reach."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
 
 
 class SaiseiWorker:
@@ -134,9 +140,7 @@ class SaiseiWorker:
                     rebuilds.fail_rebuild,
                     rebuilds.forget_expected,
                 ],
-                workflow_runner=SandboxedWorkflowRunner(
-                    restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
-                ),
+                workflow_runner=sandbox(),
                 max_concurrent_activities=64,
                 graceful_shutdown_timeout=_GRACE,
             ),
@@ -199,7 +203,7 @@ def addresses(settings: Settings) -> tuple[str | None, str]:
     return temporal, redis_url
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
@@ -208,7 +212,7 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    worker = SaiseiWorker(settings, client, database, redis_url)
+    worker = SaiseiWorker(settings, client, database, redis_url, receivers=receivers)
     await worker.writer.call(worker.events.ping)
     async with worker:
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
@@ -217,19 +221,28 @@ async def serve(settings: Settings) -> None:
     database.close()
 
 
-def main() -> int:
+def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(serve(Settings.from_env()))
+        asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def end(code: int) -> NoReturn:
+    """End this process now, without taking Python's interpreter down.
+
+    Temporal's threads outlive the event loop; one that comes back while the interpreter is taken down aborts the
+    process ("PyGILState_Release", exit code 134) after all its work was done.
+    """
     logging.shutdown()
-    # As in starter.py: threads of Temporal's client may abort an interpreter that is being taken down.
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -105,7 +105,7 @@ class Context:
 
     def say(self, message: str) -> None:
         """A message for a person, on stderr."""
-        self.messages.print(message)
+        self.messages.print(message, soft_wrap=True)
 
     def line(self, text: str) -> None:
         """A line of the result, as it is, whatever it holds and however wide the terminal is."""

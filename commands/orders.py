@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.progress import track
 
+from commands.api_client import add_api_flag, place_through
 from commands.context import Context
 from commands.events import event_document, print_event
 from commands.parsing import Commands, WrongUsage, command, whole_number
@@ -33,6 +34,7 @@ def add(commands: Commands) -> None:
     place.add_argument("--qty", help="how many of it (1 if not said)")
     place.add_argument("--amount", help="the price of all, in the currency's minor units")
     place.add_argument("--currency", help="ISO 4217 code (JPY if not said)")
+    add_api_flag(place, "place them through the HTTP API", default=None)
     show = command(
         group, "show", _show, "show one order, its event and its deliveries", "starter.py orders show order-7"
     )
@@ -81,6 +83,8 @@ def order_document(placed: PlacedOrder) -> dict[str, object]:
 
 async def _place(context: Context, args: Namespace) -> int:
     orders = _chosen_orders(args)
+    if args.api is not None:
+        return await place_through(args.api, context, orders)
 
     async def wake() -> None:
         await (await context.runs()).wake()

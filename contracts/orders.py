@@ -59,7 +59,9 @@ def parse_order(fields: Mapping[str, Any]) -> Order:
         problem = _integer_problem(fields.get(name), 1, high)
         if problem:
             problems[name] = problem
-    if fields.get("currency") not in CURRENCIES:
+    currency = fields.get("currency")
+    # Asked for its type first: a list or an object cannot even be looked for in a set.
+    if not isinstance(currency, str) or currency not in CURRENCIES:
         problems["currency"] = "must be an ISO 4217 code such as JPY"
     for name in fields.keys() - {"id", "sku", "qty", "amount", "currency"}:
         problems[str(name)[:MAX_ID_LENGTH]] = "is not a field of an order"

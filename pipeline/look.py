@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import redis
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
@@ -24,8 +25,15 @@ from pipeline.writer import Writer
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
-from store.deliveries import claim_runs, first_next, retrying_exists
-from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, end_job, postpone_look
+from store.deliveries import claim_runs, first_next, forget_runs, retrying_exists
+from store.jobs import (
+    JOB_LOOK_MS,
+    asked_for_at,
+    due_for_look,
+    hasten_looks,
+    postpone_look,
+    settle_lost_job,
+)
 from store.outbox import first_pending, lost_events, reset_to_pending
 from store.rebuild import fail_rebuild, running_rebuild
 
@@ -153,7 +161,7 @@ class Look:
                 completed = run.status is WorkflowExecutionStatus.COMPLETED
                 what = run.status.name.lower() if run.status else "lost"
                 sentence = None if completed else f"its run was {what}; `job run {job_id}` resumes it"
-                await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
+                await self.writer.write(partial(settle_lost_job, job_id=job_id, error=sentence, now=now))
                 continue
             await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + JOB_LOOK_MS))
 
@@ -182,8 +190,17 @@ class Look:
         if any(status is not WorkflowExecutionStatus.RUNNING for status in statuses):
             logger.info("long-lived runs are missing and are started")
             await register_search_attributes(self.runs.client)
+            if None in statuses:
+                # Temporal came back without its data: jobs and failing events have lost their runs too. Found now,
+                # not each when it is next due. Where a run is there after all, starting it again changes nothing.
+                await self.writer.write(self._forget_runs)
             await self.runs.ensure()
         self._presence_at = now + _PRESENCE_EVERY
+
+    @staticmethod
+    def _forget_runs(connection: Connection) -> None:
+        forget_runs(connection)
+        hasten_looks(connection, now_ms())
 
     async def _run_status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
         run = await self._run(workflow_id)

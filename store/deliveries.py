@@ -301,3 +301,10 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
             .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
         )
     ]
+
+
+def forget_runs(connection: Connection) -> None:
+    """Temporal lost its runs: every `retrying` delivery gets a new one by `claim_runs`."""
+    connection.execute(
+        sa.update(deliveries).where(sa.text("status = 'retrying'"), deliveries.c.has_run == 1).values(has_run=0)
+    )

@@ -22,10 +22,15 @@ from store.fairlock import FairLock
 _READ = "saisei_read"
 
 
+def sqlite_url(path: Path) -> sa.URL:
+    """The URL of an SQLite file. As text, a `?` in the name of a folder would end the path."""
+    return sa.URL.create("sqlite", database=str(path))
+
+
 class Database:
     """An engine with its locking. Threads and processes may share the database; each makes its own Database."""
 
-    def __init__(self, url: str, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
+    def __init__(self, url: str | sa.URL, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
         """`busy_timeout` in seconds.
 
         Raises InvalidInput for a URL that is neither SQLite nor PostgreSQL, Unreachable when the folder of an
