@@ -23,7 +23,6 @@ from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
-from commands.failures import FAILURES, sentence
 from config import Settings
 from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
@@ -36,6 +35,7 @@ from pipeline.hub import Hub
 from pipeline.look import Look
 from pipeline.receiving import ReceiverStage
 from pipeline.relay import RelayStage
+from pipeline.sentences import FAILURES, sentence
 from pipeline.stage import Limits, Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
