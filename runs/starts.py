@@ -18,7 +18,15 @@ from temporalio.common import (
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
-from contracts.messages import DeliveryInput, FulfilmentInput, RebuildInput, ReceiverInput, StageInput, Timings
+from contracts.messages import (
+    DeliveryInput,
+    FulfilmentInput,
+    RebuildInput,
+    ReceiverInput,
+    RedriveInput,
+    StageInput,
+    Timings,
+)
 
 _RPC_TIMEOUT = timedelta(seconds=5)
 # A step of ours takes milliseconds. One that was handed to a worker just as it ended is given to the next worker after
@@ -88,6 +96,21 @@ class Runs:
                 ]
             ),
             task_timeout=_TASK_TIMEOUT,
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+
+    async def start_redrive(self, request_id: str, receiver: str | None) -> WorkflowHandle[Any, Any]:
+        """The run of a redrive whose set is frozen; attaches to the one that is open."""
+        attributes = [SearchAttributePair(search.RECEIVER, receiver)] if receiver else []
+        return await self.client.start_workflow(
+            "RedriveWorkflow",
+            RedriveInput(request_id, receiver, self._timings),
+            id=names.redrive_id(request_id),
+            task_queue=names.TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
+            search_attributes=TypedSearchAttributes(attributes),
             rpc_timeout=_RPC_TIMEOUT,
         )
 

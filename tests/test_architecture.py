@@ -20,12 +20,13 @@ ALLOWED = {
     "embedded": set(),
     "config": {"contracts"},
     "intake": {"contracts", "store"},
+    "failures": {"contracts", "embedded"},
     "worker": {
         "activities",
-        "commands",  # only its sentences for failures
         "config",
         "contracts",
         "embedded",
+        "failures",
         "pipeline",
         "receivers",
         "runs",
@@ -33,11 +34,24 @@ ALLOWED = {
         "workflows",
     },
     "http_api": {"config", "contracts", "intake", "pipeline", "receivers", "runs", "store"},
-    "api": {"config", "contracts", "embedded", "http_api", "intake", "pipeline", "receivers", "runs", "store"},
+    "api": {
+        "config",
+        "contracts",
+        "embedded",
+        "failures",
+        "http_api",
+        "intake",
+        "pipeline",
+        "receivers",
+        "runs",
+        "store",
+        "worker",
+    },
     "commands": {
         "config",
         "contracts",
         "embedded",
+        "failures",
         "intake",
         "labs",
         "pipeline",
@@ -51,6 +65,7 @@ ALLOWED = {
         "config",
         "contracts",
         "embedded",
+        "failures",
         "intake",
         "pipeline",
         "receivers",
@@ -58,7 +73,7 @@ ALLOWED = {
         "store",
         "worker",
     },
-    "starter": {"commands", "config", "contracts"},
+    "starter": {"commands", "config", "contracts", "failures"},
 }
 # What a part must never import of the world.
 FORBIDDEN = {

@@ -20,6 +20,7 @@ from store.clock import now_ms
 from store.control import read_control
 from store.engine import Database
 from store.orders import place_order
+from store.receivers import Hold
 from tests.activities.stages import Stages, stages
 from tests.store.scenes import order, place
 from tests.waiting import eventually
@@ -38,7 +39,7 @@ class Scripted:
 
     name = "scripted"
     fed_from_outside = False
-    hold = None
+    hold: Hold | None = None
 
     def __init__(self, *moves: int, rest: bool = True) -> None:
         self.moves = list(moves)
