@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Short waits, so that a drill shows a recovery and not a time-out. Real ones are about four times longer.
 SHORT = {
-    "SAISEI_BUSY": "1.5",
+    "SAISEI_BUSY": "1",
     "SAISEI_HEARTBEAT": "3",
     "SAISEI_LEASE": "4",
     "SAISEI_LOST_AFTER": "3",
