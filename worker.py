@@ -59,6 +59,9 @@ WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
 _GRACE = timedelta(seconds=10)
+# How long a run waits for the worker that holds it in memory before any other may take it: after a kill -9 the first
+# wake waited out the default of 10 s.
+_STICKY = timedelta(seconds=1)
 
 
 class SaiseiWorker:
@@ -125,6 +128,7 @@ class SaiseiWorker:
                     restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
                 ),
                 max_concurrent_activities=64,
+                sticky_queue_schedule_to_start_timeout=_STICKY,
                 graceful_shutdown_timeout=_GRACE,
             ),
             Worker(
