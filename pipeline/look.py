@@ -3,6 +3,7 @@
 What it never does is act on age alone: a slow queue is not a lost one, and a drain that works needs no wake.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ _JOBS_AT_ONCE = 20
 _JOB_EVERY_MS = 60_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
+_PATIENCE = 15.0  # seconds for each part of a look
 
 
 @dataclass
@@ -67,7 +69,8 @@ class Look:
         trouble = None
         for part in (self._lost_messages, self._stalled_stages, self._failing_events, self._jobs, self._presence):
             try:
-                await part()
+                async with asyncio.timeout(_PATIENCE):  # a server that hangs must not hide what the others know
+                    await part()
             except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
                 trouble = trouble or f"{part.__name__.strip('_')}: {type(error).__name__}: {error}"
                 if isinstance(error, RPCError | RuntimeError):
@@ -94,7 +97,7 @@ class Look:
         count = await self.recover_outbox(before=now_ms() - int(self.lost_after * 1000))
         if count:
             logger.warning("%d events were lost in Redis and are sent again", count)
-            await self.runs.wake([RELAY_ID, FAN_OUT_ID])
+            await self.runs.wake()
 
     async def _stalled_stages(self) -> None:
         pending = await self.writer.read(first_pending)
@@ -117,7 +120,9 @@ class Look:
             self._seen[stage] = _Seen(item, now)
             return
         if now >= seen.wake_at:
-            await self.runs.wake([stage])
+            # And what comes after it: a stage at rest would be found by two looks more, each of them.
+            stages = self.runs.stages
+            await self.runs.wake(stages[stages.index(stage) :] if stage in (RELAY_ID, FAN_OUT_ID) else [stage])
             seen.wake_at = now + seen.pause
             seen.pause = min(seen.pause * 2, _LONGEST_SILENCE)
 
