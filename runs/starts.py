@@ -21,6 +21,9 @@ from contracts.identifiers import job_aggregate
 from contracts.messages import DeliveryInput, FulfilmentInput, ReceiverInput, StageInput, Timings
 
 _RPC_TIMEOUT = timedelta(seconds=5)
+# A decision takes milliseconds; one that a worker took with it when it died or was stopped is given to another after
+# this long, and not after the default of 10 s.
+_TASK_TIMEOUT = timedelta(seconds=3)
 
 
 class Runs:
@@ -64,6 +67,7 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
                 ]
             ),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -83,6 +87,7 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
                 ]
             ),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -98,6 +103,7 @@ class Runs:
             start_signal=names.WAKE_SIGNAL if wake else None,
             static_summary=summary,
             search_attributes=attributes,
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
