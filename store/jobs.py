@@ -130,9 +130,7 @@ def postpone_look(connection: Connection, job_id: str, look_at: int) -> None:
 
 def hasten_looks(connection: Connection, now: int) -> None:
     """Temporal lost its runs: the look makes sure of every running job from `now` (UTC ms) on."""
-    connection.execute(
-        sa.update(jobs).where(sa.text("state = 'RUNNING'"), jobs.c.look_at > now).values(look_at=now)
-    )
+    connection.execute(sa.update(jobs).where(sa.text("state = 'RUNNING'"), jobs.c.look_at > now).values(look_at=now))
 
 
 def get_job(connection: Connection, job_id: str) -> Job:

@@ -9,7 +9,7 @@ from tests.faults.rig import Rig
 from tests.waiting import wait_until
 
 ORDERS = 500
-# A drain that Temporal retries waits at most 5 s, a heartbeat is missed after 3 s, the look wakes within 2 s.
+# A drain that Temporal retries waits at most 5 s, a heartbeat is missed after 2 s, the look wakes within 2 s.
 BOUND = 20
 
 
@@ -36,6 +36,8 @@ def test_orders_placed_during_an_outage_flow_after_it(tmp_path: Path, away: str)
         assert placed.longest < 3, "an order waits for an outage that is none of its business"
         rig.restart(away)
         took = drained(rig, BOUND)
-        print(f"{ORDERS} orders during an outage of {away}: drained {took:.1f} s after it, "
-              f"longest placing {placed.longest * 1000:.0f} ms")
+        print(
+            f"{ORDERS} orders during an outage of {away}: drained {took:.1f} s after it, "
+            f"longest placing {placed.longest * 1000:.0f} ms"
+        )
         check(rig, [first.placed, placed])
