@@ -5,25 +5,29 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Errors are one sentence 
 
 import argparse
 import asyncio
-import signal
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from redis import RedisError
-from sqlalchemy.exc import DBAPIError
-from temporalio.service import RPCError
-
-from commands import orders
+from commands import api, database, dead, demo, events, jobs, labs, links, orders, queues, stack, status
 from commands.context import Context
-from commands.parsing import Commands, Parser, Run
-from contracts.errors import SaiseiError
+from commands.parsing import Commands, Parser, Run, WrongUsage
+from failures import FAILURES, sentence
 
-_MODULES = (orders,)
+_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links, api, labs, demo)
 
 
 def parser() -> Parser:
     """The whole command line."""
-    top = Parser(prog="starter.py", description="Saisei (再生): an order-event pipeline on Temporal.")
+    top = Parser(
+        prog="starter.py",
+        description="Saisei (再生): an order-event pipeline on Temporal.",
+        epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = Commands(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     for module in _MODULES:
         module.add(commands)
@@ -32,36 +36,70 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    # Piped into `head`, end quietly.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    arguments = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(arguments)
+    if any(not _is_text(word) for word in arguments):
+        return _failed("the arguments must be valid UTF-8", 2)
     context = None
     try:
         context = Context(args)
         run: Run = args.run
-        return asyncio.run(_run(run, context, args))
+        code = asyncio.run(_run(run, context, args))
+        # A full disk is told here and not after our exit.
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        return 130
-    except SaiseiError as error:
-        sentence = str(error)
-    except DBAPIError as error:
-        sentence = f"the database failed: {str(error.orig).strip().splitlines()[0]}"
-    except RedisError as error:
-        sentence = f"Redis failed: {error}"
-    except RPCError as error:
-        sentence = f"Temporal failed: {error.message}"
-    except OSError as error:
-        sentence = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        return _failed("interrupted", 130)
+    except BrokenPipeError:
+        # Piped into `head`: end quietly. Not by SIGPIPE, which would also end us, without a word and without cleaning
+        # up, when a server or the guard goes away.
+        _silence_stdout()
+        return 1
+    except WrongUsage as error:
+        return _failed(f"{sentence(error)}; see --help", 2)
+    except FAILURES as error:
+        return _failed(sentence(error), 1)
     finally:
         if context is not None:
             context.close()
-    print(f"starter.py: {sentence}", file=sys.stderr)
-    return 1
 
 
 async def _run(run: Run, context: Context, args: argparse.Namespace) -> int:
     return await run(context, args)
 
 
+def _failed(why: str, code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence_stdout()
+    with contextlib.suppress(OSError):
+        print(f"starter.py: {why}", file=sys.stderr)
+    return code
+
+
+def _silence_stdout() -> None:
+    """What is left in the buffer would be written, and fail, once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_text(word: str) -> bool:
+    return word.encode(errors="replace").decode() == word
+
+
+def program() -> NoReturn:
+    """The process around `main`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets it escaped.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    # A thread of Temporal's client that lets go of a Python object while the interpreter is being taken down aborts the
+    # process, after the work is done. So the interpreter is not taken down: everything is closed and flushed by now.
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

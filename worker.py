@@ -13,20 +13,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NoReturn
 
-import embedded
 from sqlalchemy import Connection
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+import embedded
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from activities.rebuilding import RebuildActivities
+from activities.redriving import RedriveActivities
 from config import Settings
-from contracts.errors import SaiseiError, Unreachable
+from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
+from failures import FAILURES, sentence
 from pipeline import event_list
 from pipeline.event_list import EventList
 from pipeline.failure import RetryPolicy
@@ -38,6 +41,7 @@ from pipeline.relay import RelayStage
 from pipeline.stage import Limits, Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
+from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name
 from runs.connect import configured_address, connect
 from runs.search_attributes import register_search_attributes
@@ -49,13 +53,15 @@ from store.receivers import register_receiver
 from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
+from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
+from workflows.redrive import RedriveWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow, RedriveWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
@@ -65,6 +71,11 @@ _LONGEST_END = 8.0
 # How long a run waits for the worker that holds it in memory before any other may take it: after a kill -9 the first
 # wake waited out the default of 10 s.
 _STICKY = timedelta(seconds=1)
+
+
+def sandbox() -> SandboxedWorkflowRunner:
+    """Where workflow code runs: what is not deterministic is out of its reach."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
 
 
 class SaiseiWorker:
@@ -85,7 +96,7 @@ class SaiseiWorker:
         """`draining`: the receivers whose ReceiverWorkflow runs here; all of `receivers` if not said."""
         self.settings = settings
         self.database = database
-        self.receivers = by_name(receivers)
+        self.receivers = by_name([Drillable(receiver) for receiver in receivers])
         drained = tuple(self.receivers) if draining is None else tuple(draining)
         self.events = EventList(event_list.connect(redis_url))
         self.writer = Writer(database)
@@ -112,8 +123,17 @@ class SaiseiWorker:
             if not self.hub.is_draining(receiver_id(receiver)):
                 await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
 
+        async def wake_receivers(names: Sequence[str]) -> None:
+            # Signalled also while it drains: a drain that is about to rest may have looked already.
+            awake = [receiver_id(name) for name in names if name in receiver_stages]
+            self.hub.notify(awake)
+            if awake:
+                await self.runs.wake(awake)
+
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        redrives = RedriveActivities(self.writer, wake_receivers)
+        rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
             Worker(
@@ -126,10 +146,19 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    redrives.redrive_chunk,
+                    redrives.cancel_redrive,
+                    rebuilds.begin_rebuild,
+                    rebuilds.await_drained,
+                    rebuilds.replay,
+                    rebuilds.reconcile,
+                    rebuilds.seal,
+                    rebuilds.certify,
+                    rebuilds.activate,
+                    rebuilds.fail_rebuild,
+                    rebuilds.forget_expected,
                 ],
-                workflow_runner=SandboxedWorkflowRunner(
-                    restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
-                ),
+                workflow_runner=sandbox(),
                 max_concurrent_activities=64,
                 sticky_queue_schedule_to_start_timeout=_STICKY,
                 graceful_shutdown_timeout=_GRACE,
@@ -233,8 +262,8 @@ def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(Settings.from_env(), receivers))
-    except SaiseiError as error:
-        print(f"worker: {error}", file=sys.stderr)
+    except FAILURES as error:
+        print(f"worker: {sentence(error)}", file=sys.stderr)
         return 1
     except RPCError as error:
         print(f"worker: Temporal failed at the start: {error.message}", file=sys.stderr)

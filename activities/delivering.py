@@ -13,6 +13,7 @@ from contracts.messages import DeliveryInput, DeliveryResult
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.hub import Hub
+from pipeline.lending import lent
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
 from receivers.registry import require
@@ -26,11 +27,12 @@ from store.deliveries import (
     Delivery,
     load_delivery,
     mark_done,
+    postpone_attempt,
     record_failure,
     waits_behind,
 )
 from store.dialect import is_infrastructure_error
-from store.receivers import lock_receiver
+from store.receivers import get_hold, last_progress, lock_receiver
 
 
 class DrillFailure(Exception):
@@ -82,8 +84,9 @@ class DeliveryActivities:
                 next_retry_delay=timedelta(seconds=attempt.retry_in or 0),
                 category=ApplicationErrorCategory.BENIGN,
             )
-        await self._settled(message.receiver)
+        # Word first: a drain that is about to rest sees it, and one that rests already is woken by what follows.
         self._hub.notify([receiver_id(message.receiver)])
+        await self._settled(message.receiver)
         return attempt.result
 
     @activity.defn
@@ -118,10 +121,12 @@ class DeliveryActivities:
         error = self._try(connection, receiver, delivery, fail=message.fail)
         if error is None:
             return _Attempt(DeliveryResult(DONE, delivery.attempts))
-        if is_unavailable(error):
-            return _Attempt(
-                _result(delivery), self._retry.delay(delivery.attempts), describe(error), "ReceiverUnavailable"
+        if is_unavailable(error) and not self._others_succeed(connection, delivery):
+            delay = self._retry.delay(delivery.attempts)
+            postpone_attempt(
+                connection, receiver.name, delivery.event.position, now + int(delay * 1000), describe(error)
             )
+            return _Attempt(_result(delivery), delay, describe(error), "ReceiverUnavailable")
         attempts = delivery.attempts + 1
         due = None if isinstance(error, RejectEvent) else self._retry.next_attempt_at(attempts, now)
         record_failure(
@@ -136,6 +141,13 @@ class DeliveryActivities:
         if due is None:
             return _Attempt(DeliveryResult(DEAD, attempts, describe(error)))
         return _Attempt(_result(delivery), (due - now) / 1000, describe(error))
+
+    def _others_succeed(self, connection: Connection, delivery: Delivery) -> bool:
+        """Whether the receiver took something since this event was tried last: then it is up, and the event bad."""
+        if get_hold(connection, delivery.receiver) is not None:
+            return False
+        tried_at = (delivery.next_attempt_at or 0) - int(self._retry.delay(delivery.attempts) * 1000)
+        return last_progress(connection, delivery.receiver) > tried_at
 
     def _by_hand(self, connection: Connection, receiver: Receiver, message: DeliveryInput) -> _Attempt:
         lock_receiver(connection, receiver.name)
@@ -160,7 +172,8 @@ class DeliveryActivities:
         try:
             if fail:
                 raise DrillFailure(f"{receiver.name} was told to fail")
-            receiver.deliver(connection, delivery.event)
+            with lent(connection):
+                receiver.deliver(connection, delivery.event)
         except Exception as error:
             if is_infrastructure_error(error):
                 raise

@@ -7,7 +7,6 @@ from temporalio.exceptions import ApplicationError
 
 from contracts.messages import DrainInput, DrainReport
 from pipeline.hub import Hub
-from pipeline.receiving import ReceiverHeld
 from pipeline.stage import Limits, Stage, drain
 
 
@@ -29,9 +28,6 @@ class DrainActivities:
         if stage is None:
             # Another worker's version may know it; retried, and visible, until one does.
             raise ApplicationError(f"this worker knows no stage {message.stage}", type="UnknownStage")
-        try:
-            return await drain(
-                stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=activity.heartbeat
-            )
-        except ReceiverHeld as held:
-            raise ApplicationError(f"on hold: {held}", type="ReceiverHeld") from held
+        return await drain(
+            stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=activity.heartbeat
+        )

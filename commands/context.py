@@ -7,19 +7,24 @@ output can be piped.
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import embedded
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 from temporalio.client import Client
 
+import embedded
+from commands.links import Links
 from config import Settings
 from contracts.errors import NotFound, Unreachable
 from pipeline import event_list
 from pipeline.event_list import EventList
 from receivers.registry import RECEIVERS, by_name
-from runs.connect import configured_address, connect
+from runs.connect import configured_address, configured_namespace, connect
 from runs.starts import Runs
 from store.control import read_control
 from store.engine import Database
@@ -32,9 +37,11 @@ class Context:
         self.args = args
         self.json: bool = args.json
         self.settings = Settings.from_env()
-        self.out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-        self.messages = Console(stderr=True, highlight=False)
+        # Ids may hold [brackets] and :colons:, which are no mark-up here.
+        self.out = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+        self.messages = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._opened: list[Any] = []
+        self._client: Client | None = None
 
     @cached_property
     def stack(self) -> embedded.Stack | None:
@@ -76,7 +83,9 @@ class Context:
 
     async def client(self) -> Client:
         """A Temporal client. Raises Unreachable."""
-        return await connect(self.stack.temporal_address if self.stack else None)
+        if self._client is None:
+            self._client = await connect(self.stack.temporal_address if self.stack else None)
+        return self._client
 
     async def runs(self) -> Runs:
         """Starts and wakes runs. Raises Unreachable."""
@@ -85,13 +94,42 @@ class Context:
     @property
     def ui_url(self) -> str | None:
         """Base of links into the Web UI: TEMPORAL_UI_URL, or the embedded server's when that is the one in use."""
-        if configured_address() is None and self.stack is not None:
+        if self.stack is not None and configured_address() in (None, self.stack.temporal_address):
             return self.stack.ui_url
         return self.settings.ui_url
 
+    @property
+    def links(self) -> Links | None:
+        """Builds links into the Web UI, or None where there is none."""
+        return Links(self.ui_url, configured_namespace()) if self.ui_url else None
+
     def say(self, message: str) -> None:
         """A message for a person, on stderr."""
-        self.messages.print(message, markup=False)
+        self.messages.print(message, soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        """A line of the result, as it is, whatever it holds and however wide the terminal is."""
+        self.out.print(text, soft_wrap=True)
+
+    def table(self, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Rows of a result: a table on a terminal, otherwise plain lines whose columns are aligned."""
+        cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+        if self.out.is_terminal:
+            drawn = Table(*(Column(header, overflow="fold") for header in headers), box=SIMPLE_HEAD)
+            for row in cells:
+                drawn.add_row(*(Text(cell) for cell in row))
+            self.out.print(drawn)
+            return
+        widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+        for row in [list(headers), *cells]:
+            self.line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+    def fields(self, values: Mapping[str, object]) -> None:
+        """One thing's fields, a line each; what it does not have is left out."""
+        shown = {name: value for name, value in values.items() if value not in (None, "")}
+        width = max(map(len, shown), default=0)
+        for name, value in shown.items():
+            self.line(f"{name:{width}}  {value}")
 
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`."""

@@ -1,30 +1,44 @@
 """`orders place` and `orders show`. Order n is `order-n` and has amount 100·n JPY, unless its fields are given."""
 
 import asyncio
-from argparse import ArgumentParser, Namespace
+import re
+from argparse import Namespace
+from collections.abc import Sequence
 
 from rich.progress import track
 
+from commands.api_client import add_api_flag, place_through
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.events import event_document, print_event
+from commands.parsing import Commands, WrongUsage, command, whole_number
+from contracts.identifiers import order_placed_id
 from contracts.orders import Order, parse_order
 from intake import Intake
 from store.clock import iso
 from store.orders import PlacedOrder, get_order
+
+_MOST = 1_000_000
+_OWN = ("sku", "qty", "amount", "currency")
 
 
 def add(commands: Commands) -> None:
     """Register the commands."""
     group = commands.group("orders", "place and show orders")
     place = command(group, "place", _place, "place orders", "starter.py orders place --start 1 --count 12")
-    _add_place_flags(place)
-    show = command(group, "show", _show, "show one order and its event", "starter.py orders show order-7")
+    place.epilog = f"{place.epilog}\n  starter.py orders place --id A-7 --sku tea --qty 2 --amount 1980 --currency JPY"
+    number = whole_number(1, 10**10)
+    place.add_argument("--start", type=number, metavar="N", help="number of the first order (1 if not said)")
+    place.add_argument("--count", type=whole_number(1, _MOST), metavar="N", help="how many (1 if not said)")
+    place.add_argument("--id", help="the id of one order of your own; instead of --start and --count")
+    place.add_argument("--sku", help="what is ordered")
+    place.add_argument("--qty", help="how many of it (1 if not said)")
+    place.add_argument("--amount", help="the price of all, in the currency's minor units")
+    place.add_argument("--currency", help="ISO 4217 code (JPY if not said)")
+    add_api_flag(place, "place them through the HTTP API", default=None)
+    show = command(
+        group, "show", _show, "show one order, its event and its deliveries", "starter.py orders show order-7"
+    )
     show.add_argument("id", help="an order's id or its event's")
-
-
-def _add_place_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--start", type=int, default=1, help="number of the first order (1 if not said)")
-    parser.add_argument("--count", type=int, default=1, help="how many orders (1 if not said)")
 
 
 def numbered_order(number: int) -> Order:
@@ -32,6 +46,27 @@ def numbered_order(number: int) -> Order:
     return parse_order(
         {"id": f"order-{number}", "sku": f"sku-{number % 10}", "qty": 1, "amount": 100 * number, "currency": "JPY"}
     )
+
+
+def _chosen_orders(args: Namespace) -> Sequence[Order]:
+    """The orders that the arguments describe. Raises WrongUsage, or InvalidInput that names the field."""
+    own = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
+    if args.id is None:
+        if own:
+            raise WrongUsage(f"--{next(iter(own))} is for an order of your own, which needs --id")
+        start = args.start or 1
+        return [numbered_order(number) for number in range(start, start + (args.count or 1))]
+    if args.start is not None or args.count is not None:
+        raise WrongUsage("--id is one order; --start and --count are for numbered ones")
+    missing = [f"--{name}" for name in ("sku", "amount") if name not in own]
+    if missing:
+        raise WrongUsage(f"an order of your own needs {' and '.join(missing)}")
+    fields: dict[str, object] = {"id": args.id, "qty": "1", "currency": "JPY", **own}
+    for name in ("qty", "amount"):
+        # What is no number is left as text, so that the order's own rules name the field.
+        if re.fullmatch(r"-?[0-9]{1,18}", str(fields[name])):
+            fields[name] = int(str(fields[name]))
+    return [parse_order(fields)]
 
 
 def order_document(placed: PlacedOrder) -> dict[str, object]:
@@ -47,7 +82,9 @@ def order_document(placed: PlacedOrder) -> dict[str, object]:
 
 
 async def _place(context: Context, args: Namespace) -> int:
-    orders = [numbered_order(number) for number in range(args.start, args.start + args.count)]
+    orders = _chosen_orders(args)
+    if args.api is not None:
+        return await place_through(args.api, context, orders)
 
     async def wake() -> None:
         await (await context.runs()).wake()
@@ -63,22 +100,27 @@ async def _place(context: Context, args: Namespace) -> int:
                 cold = placed[-1]
     finally:
         # Also when a later one was refused: those before it are durable, and should not wait for the look.
+        if 0 < len(placed) < len(orders):
+            context.say(f"{len(placed)} of {len(orders)} orders are recorded")
         if cold is not None and not await intake.wake_if_cold(cold):
             context.say("the orders are recorded; Temporal does not answer, so they flow once it is back")
     new = sum(each.created for each in placed)
     if context.json:
         context.result({"placed": new, "known": len(placed) - new, "orders": [order_document(each) for each in placed]})
     else:
-        context.out.print(f"{new} orders placed, {len(placed) - new} were known")
+        known = f", {len(placed) - new} were known" if new < len(placed) else ""
+        context.line(f"{new} order{'' if new == 1 else 's'} placed{known}")
     return 0
 
 
 async def _show(context: Context, args: Namespace) -> int:
     with context.database.read() as connection:
-        placed = get_order(connection, args.id)
+        document = order_document(get_order(connection, args.id))
+        event = event_document(connection, order_placed_id(str(document["id"])))
     if context.json:
-        context.result(order_document(placed))
+        context.result({**document, "event": event})
     else:
-        for name, value in order_document(placed).items():
-            context.out.print(f"{name:10} {value}", markup=False)
+        context.fields(document)
+        context.line("")
+        print_event(context, event)
     return 0

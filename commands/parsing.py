@@ -2,7 +2,9 @@
 
 import argparse
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from contracts.errors import SaiseiError
 
 if TYPE_CHECKING:
     from commands.context import Context
@@ -10,8 +12,16 @@ if TYPE_CHECKING:
 Run = Callable[["Context", argparse.Namespace], Awaitable[int]]
 
 
+class WrongUsage(SaiseiError):
+    """Arguments that the parser takes and that make no sense together; exit code 2."""
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage gets one sentence and exit code 2."""
+
+    def __init__(self, **options: Any) -> None:
+        # A shortened flag would change its meaning once another one begins like it.
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -43,3 +53,15 @@ def command(
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.set_defaults(run=run)
     return parser
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number in these bounds."""
+
+    def parse(text: str) -> int:
+        # int() also takes 1_000 and other digits than 0 to 9.
+        if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= high):
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low:,} to {high:,}, not {text!r}")
+        return int(text)
+
+    return parse

@@ -6,7 +6,9 @@ SaiseiError
 ├── NotFound              no such order, event, job or receiver
 ├── Refused               not now: intake paused, an event that waits behind another one, ...
 │   └── IntakePaused
-└── StoreBusy             our own database could not be locked in time; never an event's fault
+├── StoreBusy             our own database could not be locked in time; never an event's fault
+├── TransactionLost       our own database took a transaction back by itself; never an event's fault
+└── Unreachable           a server that is configured does not answer
 
 The class names double as `type` of the Temporal `ApplicationError`s that carry them.
 """
@@ -51,6 +53,13 @@ class IntakePaused(Refused):
 
 class StoreBusy(SaiseiError):
     """Another process held the database's write lock for longer than we wait."""
+
+
+class TransactionLost(SaiseiError):
+    """Our own database took the transaction back by itself (disk full, I/O error); nothing of it is kept."""
+
+    def __init__(self) -> None:
+        super().__init__("the database took the transaction back by itself; see whether its disk is full")
 
 
 class Unreachable(SaiseiError):

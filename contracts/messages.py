@@ -42,11 +42,14 @@ class DrainInput:
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What one drain did. `more`: it stopped for its time or the worker's shutdown, not for lack of work."""
+    """What one drain did. `more`: it stopped for its time, the worker's shutdown or a change of its hold, not for lack
+    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold."""
 
     events: int
     batches: int
     more: bool
+    held_since: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,71 @@ class FulfilmentResult:
 
     charge: str
     ship: str
+
+
+@dataclass(frozen=True)
+class RedriveInput:
+    """A redrive whose set is frozen in the database. `receiver`: the one it is for, where one was named."""
+
+    request_id: str
+    receiver: str | None = None
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True)
+class RedriveReport:
+    """How far a redrive is: its state, and of `total` dead letters how many are pending again (`taken`) or were no
+    dead letters any more (`skipped`)."""
+
+    state: str
+    total: int = 0
+    taken: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class RebuildInput:
+    """A rebuild, or a rollback to a retired generation (`target`, or the one that was active last).
+
+    `resume`: open intake again once it is activated. `drain_bound`: seconds that the wait for a drained outbox may
+    take; `phase_bound`: seconds for each later phase.
+    """
+
+    kind: str = "rebuild"
+    target: str | None = None
+    resume: bool = False
+    drain_bound: float = 600.0
+    phase_bound: float = 3600.0
+    heartbeat_timeout: float = 12.0
+
+
+@dataclass(frozen=True)
+class RebuildStep:
+    """Input of a rebuild's activity: which rebuild, and the bound of its wait in seconds where it waits."""
+
+    rebuild_id: str
+    bound: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """Where a rebuild stands: its ids, counts and outcome as its database row says."""
+
+    rebuild_id: str
+    kind: str
+    state: str
+    generation: str
+    base_generation: str
+    expected: int = 0
+    replayed: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ReconcileReport:
+    """How many events the generation holds, its digest, and the named differences (none: equal)."""
+
+    count: int
+    digest: str
+    problems: list[str] = field(default_factory=list)

@@ -35,7 +35,9 @@ from embedded._state import (
 )
 from embedded.errors import AlreadyRunning, EmbeddedError
 
-RESTARTS, WITHIN = 5, 60.0  # so many restarts within so many seconds, then it is given up
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds before a restart, doubling
+STEADY = 10.0  # seconds that a process must run for its deaths to be forgotten
+FAILING = 4  # deaths in a row
 CHILD_GRACE, SERVER_GRACE = 20.0, 10.0  # seconds from SIGTERM to SIGKILL
 REASONS_TO_STOP = (signal.SIGTERM, signal.SIGHUP)
 
@@ -45,38 +47,52 @@ class _Stop(Exception):
 
 
 class Unit:
-    """Something that the guard keeps running, with the times of its restarts."""
+    """Something that the guard keeps running.
+
+    It is never given up: what keeps it from running (a full disk, a database that is away) may pass
+    while nobody looks. But the pauses grow, and after a few deaths it is called failing.
+    """
 
     def __init__(self, process: ManagedProcess, start: Callable[[], None]) -> None:
         self.process = process
-        self.start = start
-        self.given_up = False
-        self._died_at: list[float] = []
+        self._start = start
+        self._deaths = 0  # in a row, each soon after the start
+        self._started_at = 0.0
         self._next_start: float | None = None
+
+    @property
+    def failing(self) -> bool:
+        """Whether it died so often in a row that a person should look."""
+        return self._deaths >= FAILING
+
+    def start(self, now: float) -> None:
+        """Start it for the first time or again."""
+        self._started_at = now
+        self._start()
 
     def watch(self, now: float) -> bool:
         """Start it again if it died and its pause is over; whether anything changed."""
-        if self.given_up or self.process.running:
+        if self.process.running:
+            if self._deaths and now - self._started_at > STEADY:
+                self._deaths = 0
+                return True
             return False
         if self._next_start is None:
-            self._died_at = [t for t in self._died_at if now - t < WITHIN] + [now]
-            how = f"{self.process.name} ended with exit code {self.process.exit_code}"
-            if len(self._died_at) > RESTARTS:
-                self.given_up = True
-                say(
-                    f"{how}, {len(self._died_at)} times in {WITHIN:g} s; giving it up. "
-                    f"Its last words: {self.process.last_words()}"
-                )
-                return True
-            pause = 0.1 * 2 ** (len(self._died_at) - 1)
-            say(f"{how}; starting it again in {pause:g} s.")
+            self._deaths += 1
+            pause = min(FIRST_PAUSE * 2 ** min(self._deaths - 1, 20), LONGEST_PAUSE)
             self._next_start = now + pause
-            return False
+            say(
+                f"{self.process.name} ended with exit code {self.process.exit_code}"
+                + (f", {self._deaths} times in a row" if self._deaths > 1 else "")
+                + f"; starting it again in {pause:g} s."
+                + (f" Its last words: {self.process.last_words()}" if self.failing else "")
+            )
+            return True
         if now < self._next_start:
             return False
         self._next_start = None
         try:
-            self.start()
+            self.start(now)
         except EmbeddedError as error:
             say(str(error))  # counts as a death at the next look
             return False
@@ -155,7 +171,7 @@ class Guard:
 
     def _add(self, process: ManagedProcess, start: Callable[[], None]) -> None:
         self._units.append(Unit(process, start))
-        start()
+        self._units[-1].start(time.monotonic())
         self._write(STARTING)
 
     def _starter(self, child: Child, process: ManagedProcess) -> Callable[[], None]:
@@ -199,7 +215,7 @@ class Guard:
                 self._listen()
             if self._asked_to_stop:
                 raise _Stop
-            if any(not u.process.running and not u.given_up for u in self._units):
+            if any(not u.process.running for u in self._units):
                 time.sleep(min(0.02, max(left, 0)))
                 return
 
@@ -236,7 +252,7 @@ class Guard:
             temporal_address=temporal.address if up and temporal else None,
             ui_url=temporal.ui_url if up and temporal else None,
             redis_url=valkey.url if up and valkey else None,
-            given_up=[u.process.name for u in self._units if u.given_up],
+            failing=[u.process.name for u in self._units if u.failing],
         )
 
     def _write(self, state: str) -> None:
@@ -326,9 +342,7 @@ def main(home: Path) -> int:
         return _refuse(report, "failed", str(error))
     except Exception as error:  # nothing may end without a word to the parent
         traceback.print_exc()
-        return _refuse(
-            report, "failed", f"The guard failed: {error!r} (log: {home}/logs/guard.log)."
-        )
+        return _refuse(report, "failed", f"The guard failed: {error!r} (log: {home}/logs/guard.log).")
     return 0
 
 

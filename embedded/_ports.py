@@ -52,8 +52,7 @@ def check_asked(port: int, purpose: str) -> int:
         raise EmbeddedError(f"{port} is no port number; give one from 1 to 65535 for {purpose}.")
     if not is_free(port):
         raise EmbeddedError(
-            f"Port {port} for {purpose} is taken on {LOOPBACK}; "
-            "stop what listens there or choose another port."
+            f"Port {port} for {purpose} is taken on {LOOPBACK}; stop what listens there or choose another port."
         )
     return port
 

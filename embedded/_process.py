@@ -7,6 +7,7 @@ and its `birth` (when it was started), and only a process whose birth agrees is 
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import psutil
 from embedded.errors import EmbeddedError
 
 LOG_LIMIT = 10 * 1024 * 1024
+FULL = 1024 * 1024  # bytes left on a disk that is as good as full
 
 # Linux kills the process when its parent dies, however the parent dies. Run as a program of its
 # own and not as a preexec_fn, which may deadlock when another thread holds a lock at the fork. The
@@ -43,9 +45,7 @@ def birth_of(pid: int) -> str | None:
             # Ticks since boot do not move when the wall clock is set; psutil's creation time does.
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-            fields = stat.rpartition(")")[
-                2
-            ].split()  # from the third on: the name may hold anything
+            fields = stat.rpartition(")")[2].split()  # from the third on: the name may hold anything
             state, ticks = fields[0], fields[19]
             return None if state in ("Z", "X") else f"{boot}:{ticks}"
     except (OSError, ValueError, IndexError):
@@ -118,11 +118,7 @@ class ManagedProcess:
         Raises:
             EmbeddedError: the log cannot be written or the program cannot be run.
         """
-        tied = (
-            die_with_parent
-            and sys.platform == "linux"
-            and threading.current_thread() is threading.main_thread()
-        )
+        tied = die_with_parent and sys.platform == "linux" and threading.current_thread() is threading.main_thread()
         if tied:
             command = [
                 sys.executable,
@@ -206,4 +202,9 @@ class ManagedProcess:
     def last_words(self, lines: int = 3) -> str:
         """The last lines of this run's log in one line, for a sentence that says why it failed."""
         said = [line.strip() for line in self.output(4096).splitlines() if line.strip()]
-        return " / ".join(said[-lines:]) or "it wrote nothing"
+        words = " / ".join(said[-lines:]) or "it wrote nothing"
+        # On a full disk the log, too, stays empty.
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self.log.parent).free < FULL:
+                words += f"; the disk that holds {self.log.parent.parent} is full"
+        return words

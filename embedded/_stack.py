@@ -30,9 +30,7 @@ class Stack:
     alone if not.
     """
 
-    def __init__(
-        self, home: Path, note: Note, guard: subprocess.Popen[bytes] | None = None
-    ) -> None:
+    def __init__(self, home: Path, note: Note, guard: subprocess.Popen[bytes] | None = None) -> None:
         self.home = home
         self._first = note
         self._guard = guard
@@ -66,10 +64,10 @@ class Stack:
         return {name: process.pid for name, process in note.processes.items()}
 
     @property
-    def given_up(self) -> list[str]:
-        """The names of what died too often and is not started again."""
+    def failing(self) -> list[str]:
+        """The names of what dies again and again; the guard goes on trying, ever more slowly."""
         note = read_note(self.home)
-        return [] if note is None or note.guard != self._first.guard else list(note.given_up)
+        return [] if note is None or note.guard != self._first.guard else list(note.failing)
 
     @property
     def attached(self) -> bool:
@@ -174,9 +172,7 @@ def start(
     guard = _spawn_guard(home, env or {})
     try:
         assert guard.stdin is not None
-        with contextlib.suppress(
-            OSError
-        ):  # a guard that ended already has said why, or says nothing below
+        with contextlib.suppress(OSError):  # a guard that ended already has said why, or says nothing below
             guard.stdin.write(order.to_json().encode() + b"\n")
             guard.stdin.flush()
         said = _hear(guard, timeout * (2 + len(children)) + 30.0)
@@ -222,10 +218,7 @@ def stop(home: Path | str, timeout: float = 40.0) -> bool:
     deadline = time.monotonic() + timeout
     while belongs_to(guard.pid, guard.birth, home) and birth_of(guard.pid) == guard.birth:
         if time.monotonic() > deadline:
-            raise EmbeddedError(
-                f"The stack on {home} did not end within {timeout:g} s "
-                f"(log: {home}/logs/guard.log)."
-            )
+            raise EmbeddedError(f"The stack on {home} did not end within {timeout:g} s (log: {home}/logs/guard.log).")
         time.sleep(0.02)
     for kept in list(_kept):
         if kept.poll() is not None:
@@ -249,8 +242,7 @@ def _spawn_guard(home: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
             )
     except OSError as error:
         raise EmbeddedError(
-            f"The home {home} cannot be written ({error.strerror}); "
-            "set SAISEI_HOME to a folder that you may write."
+            f"The home {home} cannot be written ({error.strerror}); set SAISEI_HOME to a folder that you may write."
         ) from error
 
 

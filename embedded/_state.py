@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Note:
     temporal_address: str | None = None
     ui_url: str | None = None
     redis_url: str | None = None
-    given_up: Sequence[str] = ()
+    failing: Sequence[str] = ()
 
 
 def environment(home: Path, note: Note, base: Mapping[str, str]) -> dict[str, str]:
@@ -124,9 +124,11 @@ def read_note(home: Path) -> Note | None:
     """The note of this home, or None if there is none that can be read."""
     try:
         raw = json.loads(note_path(home).read_text(encoding="utf-8"))
+        # Written by another version, it may say more than we know; its guard must be found and stopped all the same.
+        known = {each.name for each in fields(Note)}
         return Note(
             **{
-                **raw,
+                **{name: value for name, value in raw.items() if name in known},
                 "guard": Process(**raw["guard"]),
                 "processes": {k: Process(**v) for k, v in raw["processes"].items()},
             }
@@ -166,8 +168,7 @@ def hold_lock(home: Path, patience: float = 20.0) -> int:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EmbeddedError(
-            f"The home {home} cannot be written ({error.strerror}); "
-            "set SAISEI_HOME to a folder that you may write."
+            f"The home {home} cannot be written ({error.strerror}); set SAISEI_HOME to a folder that you may write."
         ) from error
     began = time.monotonic()
     while True:

@@ -13,6 +13,7 @@ from pipeline.writer import Writer
 from store.clock import iso, now_ms
 from store.control import read_control
 from store.fanout import FannedOut, fan_out
+from store.receivers import Hold
 
 
 class FanOutStage:
@@ -20,6 +21,7 @@ class FanOutStage:
 
     name = FAN_OUT_ID
     fed_from_outside = False
+    hold: Hold | None = None
 
     def __init__(self, writer: Writer, events: EventList, hub: Hub, next_stages: Sequence[str]) -> None:
         self._writer = writer

@@ -13,12 +13,12 @@ from functools import partial
 import redis
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
-from contracts.names import FAN_OUT_ID, RELAY_ID, job_workflow_id, receiver_id
+from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
@@ -27,14 +27,25 @@ from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
 from store.deliveries import claim_runs, first_next, forget_runs, retrying_exists
-from store.jobs import due_for_look, end_job, hasten_looks, postpone_look
+from store.jobs import (
+    JOB_LOOK_MS,
+    asked_for_at,
+    due_for_look,
+    hasten_looks,
+    postpone_look,
+    settle_lost_job,
+)
 from store.outbox import first_pending, lost_events, reset_to_pending
+from store.rebuild import fail_rebuild, running_rebuild
+from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
 
 logger = logging.getLogger(__name__)
 
 _LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
-_JOB_EVERY_MS = 60_000
+_REDRIVES_AT_ONCE = 20
+_REDRIVE_EVERY_MS = 10_000
+_REBUILD_GRACE_MS = 2_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
 _PATIENCE = 15.0  # seconds for each part of a look
@@ -67,7 +78,15 @@ class Look:
     async def once(self) -> None:
         """One look. What does not answer just now is left for the next one; its absence is logged once."""
         trouble = None
-        for part in (self._lost_messages, self._stalled_stages, self._failing_events, self._jobs, self._presence):
+        for part in (
+            self._lost_messages,
+            self._stalled_stages,
+            self._failing_events,
+            self._jobs,
+            self._redrives,
+            self._rebuild,
+            self._presence,
+        ):
             try:
                 async with asyncio.timeout(_PATIENCE):  # a server that hangs must not hide what the others know
                     await part()
@@ -142,15 +161,48 @@ class Look:
     async def _jobs(self) -> None:
         now = now_ms()
         for job_id, amount in await self.writer.read(lambda connection: due_for_look(connection, now, _JOBS_AT_ONCE)):
-            status = await self._run_status(job_workflow_id(job_id))
-            if status is None:
+            run = await self._run(job_workflow_id(job_id))
+            if run is None or await self._is_older(run, job_id):
                 await self.runs.start_job(FulfilmentInput(job_id, amount))
-            elif status is not WorkflowExecutionStatus.RUNNING:
-                # The run ended without writing its outcome: somebody terminated or cancelled it. Not ours to restart.
-                sentence = f"its run was {status.name.lower()}; `job run {job_id}` resumes it"
-                await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
+            elif run.status is not WorkflowExecutionStatus.RUNNING:
+                # Its outcome is not in the row: it was asked for once more while this run was at its end, or somebody
+                # terminated or cancelled it, which is not ours to undo.
+                completed = run.status is WorkflowExecutionStatus.COMPLETED
+                what = run.status.name.lower() if run.status else "lost"
+                sentence = None if completed else f"its run was {what}; `job run {job_id}` resumes it"
+                await self.writer.write(partial(settle_lost_job, job_id=job_id, error=sentence, now=now))
                 continue
-            await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + _JOB_EVERY_MS))
+            await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + JOB_LOOK_MS))
+
+    async def _is_older(self, run: WorkflowExecutionDescription, job_id: str) -> bool:
+        """Whether the run had ended before the job was asked for (again): Temporal was away, and it has no run yet."""
+        return _ended_before(run, await self.writer.read(partial(asked_for_at, job_id=job_id)))
+
+    async def _redrives(self) -> None:
+        now = now_ms()
+        for redrive in await self.writer.read(lambda connection: redrives_due(connection, now, _REDRIVES_AT_ONCE)):
+            run = await self._run(redrive_id(redrive.request_id))
+            if run is None or _ended_before(run, redrive.created_at):
+                await self.runs.start_redrive(redrive.request_id, redrive.filters.get("receiver"))
+            elif run.status is not WorkflowExecutionStatus.RUNNING:
+                # Ended from outside before it could say so. Not ours to restart: somebody wanted it to stop.
+                what = run.status.name.lower() if run.status else "lost"
+                note = f"its run was {what}; a redrive with another request id takes the rest"
+                await self.writer.write(partial(cancel_redrive, request_id=redrive.request_id, note=note, now=now_ms()))
+                continue
+            look_at = now + _REDRIVE_EVERY_MS
+            await self.writer.write(partial(postpone_redrive_look, request_id=redrive.request_id, look_at=look_at))
+
+    async def _rebuild(self) -> None:
+        """A rebuild whose run is gone (terminated, or Temporal lost its data) is marked as failed."""
+        rebuild = await self.writer.read(running_rebuild)
+        if rebuild is None or now_ms() - rebuild.started_at < _REBUILD_GRACE_MS:
+            return
+        status = await self._run_status(REBUILD_ID)
+        if status is not WorkflowExecutionStatus.RUNNING:
+            await self.writer.write(
+                partial(fail_rebuild, rebuild_id=rebuild.rebuild_id, error="its run is gone", now=now_ms())
+            )
 
     async def _presence(self) -> None:
         now = time.monotonic()
@@ -173,9 +225,18 @@ class Look:
         hasten_looks(connection, now_ms())
 
     async def _run_status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
+        run = await self._run(workflow_id)
+        return run.status if run is not None else None
+
+    async def _run(self, workflow_id: str) -> WorkflowExecutionDescription | None:
         try:
-            return (await self.runs.client.get_workflow_handle(workflow_id).describe()).status
+            return await self.runs.client.get_workflow_handle(workflow_id).describe()
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
             raise
+
+
+def _ended_before(run: WorkflowExecutionDescription, moment: int) -> bool:
+    """Whether it ended before `moment` (UTC ms): then it is about something else."""
+    return run.close_time is not None and run.close_time.timestamp() * 1000 < moment

@@ -2,13 +2,15 @@
 
 If a batch raises, it is rolled back to a savepoint and taken in halves, down to the events that fail by themselves;
 after a failure the rest of that event's aggregate waits. Errors of our own database end the transaction and are
-retried by Temporal; they are nobody's failed attempt.
+retried by Temporal; they are nobody's failed attempt. A receiver that is unavailable is put on hold: it is probed with
+one event at a time, and nothing is spent.
 """
 
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -16,14 +18,15 @@ from contracts.events import Event
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.fan_out import relay_rests
+from pipeline.lending import lent
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
 from store.clock import now_ms
-from store.deliveries import claim_runs, first_next, mark_done, next_batch, record_failure
+from store.deliveries import claim_runs, first_next, mark_done, next_batch, next_probe, record_failure
 from store.dialect import is_infrastructure_error
 from store.outbox import outbox_at_rest
-from store.receivers import lock_receiver, note_progress
+from store.receivers import Hold, get_hold, hold_receiver, lock_receiver, note_progress, release_receiver
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +41,16 @@ StartRun = Callable[[str, str, str], Awaitable[None]]  # receiver, event id, agg
 
 @dataclass
 class _Taking:
-    """State of one transaction."""
+    """State of one transaction. `suspect`: an event that met an unavailable receiver, until another one tells whether
+    the receiver is down or the event bad."""
 
     deadline: float
     taken: int = 0
     failed: int = 0
-    closed: set[str] = field(default_factory=set)  # aggregates with a failure before
-    unavailable: str | None = None
+    closed: set[str] = field(default_factory=set)  # aggregates of which no more is taken
+    suspect: tuple[Event, Exception] | None = None
+    down: bool = False
+    hold: Hold | None = None
 
 
 class ReceiverStage:
@@ -71,17 +77,19 @@ class ReceiverStage:
         self._grace_ms = int(run_grace * 1000)
         self._size = BatchSize()
         self._noted_at = 0
+        self._probed = 0
+        self.hold: Hold | None = None
 
     async def begin(self) -> None:
-        """Nothing to prepare."""
+        """See whether the receiver is on hold."""
+        self.hold = await self._writer.read(partial(get_hold, receiver=self._receiver.name))
 
     async def step(self) -> int:
         """Take one batch; how many events left `pending`."""
         taking = await self._writer.write(self._take)
+        self.hold = taking.hold
         if taking.failed:
             await self.start_runs()
-        if taking.unavailable:
-            raise ReceiverHeld(taking.unavailable)
         return taking.taken + taking.failed
 
     async def may_rest(self, idle: float) -> bool:
@@ -109,25 +117,47 @@ class ReceiverStage:
     def _take(self, connection: Connection) -> _Taking:
         lock_receiver(connection, self._receiver.name)
         started = time.monotonic()
-        events = next_batch(connection, self._receiver.name, self._size.value)
         taking = _Taking(deadline=started + _LONGEST_TRANSACTION)
+        hold = get_hold(connection, self._receiver.name)
+        events = self._next(connection, probing=hold is not None)
         if events:
             self._take_events(connection, events, taking)
+        self._settle_hold(connection, hold, taking)
         now = now_ms()
         if taking.taken and now - self._noted_at > _PROGRESS_EVERY_MS:
             note_progress(connection, self._receiver.name, now)
             self._noted_at = now
-        if not taking.failed:
+        if taking.taken and not taking.failed:
             self._size.observe(taking.taken, time.monotonic() - started)
         return taking
 
+    def _next(self, connection: Connection, *, probing: bool) -> Sequence[Event]:
+        if not probing:
+            return next_batch(connection, self._receiver.name, self._size.value)
+        # One at a time, and another aggregate each time: behind one bad event the receiver may be well.
+        probe = next_probe(connection, self._receiver.name, self._probed)
+        self._probed = probe.position if probe else 0
+        return [probe] if probe else []
+
+    def _settle_hold(self, connection: Connection, hold: Hold | None, taking: _Taking) -> None:
+        """Unavailable and nothing after it went well: the receiver is down. Something went well: it is up."""
+        if taking.suspect is not None:
+            reason = describe(taking.suspect[1])
+            taking.hold = hold_receiver(connection, self._receiver.name, reason, now_ms())
+        elif taking.taken or taking.failed:
+            if hold is not None:
+                release_receiver(connection, self._receiver.name)
+        else:
+            taking.hold = hold
+
     def _take_events(self, connection: Connection, events: Sequence[Event], taking: _Taking) -> None:
         events = [event for event in events if event.aggregate_id not in taking.closed]
-        if not events or taking.unavailable or (taking.failed and time.monotonic() > taking.deadline):
+        if not events or taking.down or (taking.failed and time.monotonic() > taking.deadline):
             return
         savepoint = connection.begin_nested()
         try:
-            self._receiver.deliver_batch(connection, events)
+            with lent(connection):
+                self._receiver.deliver_batch(connection, events)
         except Exception as error:
             if is_infrastructure_error(error):
                 raise
@@ -137,13 +167,29 @@ class ReceiverStage:
                 self._take_events(connection, events[:middle], taking)
                 self._take_events(connection, events[middle:], taking)
             elif is_unavailable(error):
-                taking.unavailable = describe(error)
+                self._suspect(events[0], error, taking)
             else:
+                self._absolve_receiver(connection, taking)
                 self._fail(connection, events[0], error, taking)
         else:
             mark_done(connection, self._receiver.name, [event.position for event in events])
             savepoint.commit()
             taking.taken += len(events)
+            self._absolve_receiver(connection, taking)
+
+    def _suspect(self, event: Event, error: Exception, taking: _Taking) -> None:
+        taking.closed.add(event.aggregate_id)
+        if taking.suspect is None:
+            taking.suspect = (event, error)
+        else:
+            taking.down = True  # two in a row: it is the receiver
+
+    def _absolve_receiver(self, connection: Connection, taking: _Taking) -> None:
+        """The receiver answered: whoever met it as unavailable just before failed by itself."""
+        if taking.suspect is not None:
+            event, error = taking.suspect
+            taking.suspect = None
+            self._fail(connection, event, error, taking)
 
     def _fail(self, connection: Connection, event: Event, error: Exception, taking: _Taking) -> None:
         taking.failed += 1
@@ -158,7 +204,3 @@ class ReceiverStage:
             next_attempt_at=None if isinstance(error, RejectEvent) else self._retry.next_attempt_at(1, now),
             now=now,
         )
-
-
-class ReceiverHeld(Exception):
-    """The receiver is unavailable; nothing was spent, everything waits in order."""

@@ -16,6 +16,7 @@ from pipeline.writer import Writer
 from store.clock import now_ms
 from store.control import clear_lease, hold_lease
 from store.outbox import mark_published, pending_events
+from store.receivers import Hold
 
 
 class RelayStage:
@@ -23,6 +24,7 @@ class RelayStage:
 
     name = RELAY_ID
     fed_from_outside = True
+    hold: Hold | None = None
 
     def __init__(self, writer: Writer, events: EventList, hub: Hub, *, lease: float) -> None:
         """`lease` in seconds: how long intake trusts that this drain is alive."""

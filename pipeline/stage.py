@@ -1,5 +1,6 @@
 """A stage of the pipeline and how it is drained: batch after batch while it is hot, then back to rest."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +8,12 @@ from typing import Protocol
 
 from contracts.messages import DrainReport
 from pipeline.hub import Hub
+from store.receivers import Hold
 
 # How long a stage waits for its hub event before it looks for itself: work may come from another process.
 _SHORTEST_POLL, _LONGEST_POLL = 0.003, 0.05
+# A receiver on hold is probed at these waits: seldom enough to leave it alone, often enough to go on within seconds.
+_SHORTEST_PROBE, _LONGEST_PROBE = 0.1, 1.5
 _SMALLEST, _LARGEST = 50, 2000
 _BRIEF, _LONG = 0.008, 0.020  # seconds; a write transaction should last at most about 20 ms
 
@@ -20,6 +24,8 @@ class Stage(Protocol):
     name: str
     # A stage that others may feed without a word (the relay: any process places orders) polls at the shortest wait.
     fed_from_outside: bool
+    # What keeps the stage from working, if its other side is down. Known after `begin`, renewed by `step`.
+    hold: Hold | None
 
     async def begin(self) -> None:
         """Called once when a drain starts."""
@@ -46,24 +52,38 @@ async def drain(
     events = batches = 0
     started = time.monotonic()
     idle_since: float | None = None
-    poll = _SHORTEST_POLL
+    poll, probe = _SHORTEST_POLL, _SHORTEST_PROBE
+
+    def report(*, more: bool) -> DrainReport:
+        hold = stage.hold
+        return DrainReport(events, batches, more, hold.since if hold else None, hold.reason if hold else None)
+
     with hub.draining(stage.name):
         await stage.begin()
+        hold = stage.hold
         while True:
             beat(events, batches)
             if stopping() or time.monotonic() - started >= limits.longest:
-                return DrainReport(events, batches, more=True)
+                return report(more=True)
             moved = await stage.step()
+            events += moved
+            batches += bool(moved)
+            if stage.hold != hold:
+                return report(more=True)  # so that the run can say so
             if moved:
-                events += moved
-                batches += 1
                 idle_since = None
                 poll = _SHORTEST_POLL
                 continue
             now = time.monotonic()
             idle_since = idle_since or now
-            if now - idle_since >= limits.idle and await stage.may_rest(now - idle_since):
-                return DrainReport(events, batches, more=False)
+            may_rest = now - idle_since >= limits.idle and await stage.may_rest(now - idle_since)
+            # Word that came after that last look would be lost: whoever gave it saw a drain at work, and sent no wake.
+            if may_rest and not hub.is_notified(stage.name):
+                return report(more=False)
+            if hold is not None:
+                await asyncio.sleep(probe)
+                probe = min(probe * 2, _LONGEST_PROBE)
+                continue
             await hub.wait(stage.name, poll)
             if not stage.fed_from_outside:
                 poll = min(poll * 2, _LONGEST_POLL)

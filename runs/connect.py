@@ -3,25 +3,31 @@
 import asyncio
 
 from temporalio.client import Client
-from temporalio.envconfig import ClientConfig
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError
 
-from contracts.errors import Unreachable
+from contracts.errors import InvalidInput, Unreachable
 
 _PATIENCE = 5.0  # seconds
 
 
 def configured_address() -> str | None:
-    """The address that the environment or profile names, or None."""
-    return ClientConfig.load_client_connect_config().get("target_host")
+    """The address that the environment or profile names, or None. Raises InvalidInput when they cannot be read."""
+    return _configured().get("target_host")
+
+
+def configured_namespace() -> str:
+    """The namespace that the environment or profile names, else `default`. Raises InvalidInput as above."""
+    return _configured().get("namespace") or "default"
 
 
 async def connect(address: str | None = None) -> Client:
     """A client for the configured Temporal, else for `address` (`host:port`).
 
-    Raises Unreachable, in one sentence, when it does not answer within 5 seconds.
+    Raises Unreachable, in one sentence, when it does not answer within 5 seconds, and InvalidInput when its address is
+    none.
     """
-    config = ClientConfig.load_client_connect_config()
+    config = _configured()
     target = config.get("target_host") or address
     if target is None:
         raise Unreachable("no Temporal server is running here; start one with `make up`, or set TEMPORAL_ADDRESS")
@@ -29,7 +35,17 @@ async def connect(address: str | None = None) -> Client:
     try:
         async with asyncio.timeout(_PATIENCE):
             return await Client.connect(**config)
+    except ValueError as error:
+        raise InvalidInput({"TEMPORAL_ADDRESS": f"{target} is not host:port ({error})"}) from error
     except (RuntimeError, OSError, TimeoutError, RPCError) as error:
         raise Unreachable(
             f"Temporal at {target} does not answer; start it with `make up`, or correct TEMPORAL_ADDRESS"
         ) from error
+
+
+def _configured() -> ClientConnectConfig:
+    try:
+        return ClientConfig.load_client_connect_config()
+    except Exception as error:  # the library's own kind, which it does not export
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInput({"Temporal's environment or profile": f"cannot be read ({reason})"}) from error

@@ -18,7 +18,15 @@ from temporalio.common import (
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
-from contracts.messages import DeliveryInput, FulfilmentInput, ReceiverInput, StageInput, Timings
+from contracts.messages import (
+    DeliveryInput,
+    FulfilmentInput,
+    RebuildInput,
+    ReceiverInput,
+    RedriveInput,
+    StageInput,
+    Timings,
+)
 
 _RPC_TIMEOUT = timedelta(seconds=5)
 # A decision takes milliseconds; one that a worker took with it when it died or was stopped is given to another after
@@ -88,6 +96,35 @@ class Runs:
                 ]
             ),
             task_timeout=_TASK_TIMEOUT,
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+
+    async def start_redrive(self, request_id: str, receiver: str | None) -> WorkflowHandle[Any, Any]:
+        """The run of a redrive whose set is frozen; attaches to the one that is open."""
+        attributes = [SearchAttributePair(search.RECEIVER, receiver)] if receiver else []
+        return await self.client.start_workflow(
+            "RedriveWorkflow",
+            RedriveInput(request_id, receiver, self._timings),
+            id=names.redrive_id(request_id),
+            task_queue=names.TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
+            search_attributes=TypedSearchAttributes(attributes),
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+
+    async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:
+        """The rebuild's run. Raises WorkflowAlreadyStartedError while one runs."""
+        return await self.client.start_workflow(
+            "RebuildWorkflow",
+            message,
+            id=names.REBUILD_ID,
+            task_queue=names.TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            static_summary=f"{message.kind} of the sales totals",
+            search_attributes=TypedSearchAttributes([SearchAttributePair(search.RECEIVER, "sales")]),
             rpc_timeout=_RPC_TIMEOUT,
         )
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from contracts.errors import NotFound
+from contracts.errors import NotFound, Refused
 from store.dialect import insert, lock_intake
-from store.schema import INITIAL, OPEN, control, generations, metadata
+from store.schema import INITIAL, OPEN, PAUSED, control, generations, metadata, rebuilds
+
+OPERATOR = "operator"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Control:
 
 def initialize(connection: Connection, now: int) -> None:
     """Tables, the control row and the first generation; changes nothing the second time."""
+    lock_intake(connection, exclusive=True)  # two that create one table at once fail on PostgreSQL
     metadata.create_all(connection)
     connection.execute(
         insert(connection, generations)
@@ -66,3 +69,32 @@ def clear_lease(connection: Connection) -> None:
     """
     lock_intake(connection, exclusive=True)
     connection.execute(sa.update(control).values(hot_until=0))
+
+
+def pause_intake(connection: Connection, paused_by: str) -> int:
+    """Take no new orders from here on; the new epoch.
+
+    The exclusive lock waits for intakes in flight, so that none slips past what is read after this transaction.
+    """
+    lock_intake(connection, exclusive=True)
+    epoch: int = connection.execute(
+        sa.update(control)
+        .values(intake=PAUSED, paused_by=paused_by, epoch=control.c.epoch + 1)
+        .returning(control.c.epoch)
+    ).scalar_one()
+    return epoch
+
+
+def resume_intake(connection: Connection) -> bool:
+    """Take orders again; whether intake was paused. Raises Refused while a rebuild runs: it counts on the pause."""
+    running = connection.execute(
+        sa.select(rebuilds.c.rebuild_id).where(sa.text("rebuilds.state = 'RUNNING'"))
+    ).scalar_one_or_none()
+    if running is not None:
+        raise Refused(f"{running} runs and needs intake paused; wait for it or cancel it, then resume")
+    changed = connection.execute(
+        sa.update(control)
+        .where(control.c.intake == PAUSED)
+        .values(intake=OPEN, paused_by=None, epoch=control.c.epoch + 1)
+    ).rowcount
+    return changed > 0

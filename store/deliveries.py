@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
-from store.dialect import for_update, pack, value_list
+from store.dialect import MAX_ERROR, for_update, pack, storable, value_list
+from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
 PENDING, RETRYING, DONE, DEAD, WAIVED = "pending", "retrying", "done", "dead", "waived"
@@ -55,6 +56,21 @@ def _failing_before(of: sa.FromClause) -> sa.Exists:
     )
 
 
+def _unfinished_before(of: sa.FromClause) -> sa.Exists:
+    earlier, event = deliveries.alias("earlier"), outbox.alias("earlier_event")
+    return (
+        sa.select(sa.literal_column("1"))
+        .select_from(event.join(earlier, earlier.c.position == event.c.position))
+        .where(
+            event.c.aggregate_id == of.c.aggregate_id,
+            event.c.seq < of.c.seq,
+            earlier.c.receiver == of.c.receiver,
+            sa.text("earlier.status IN ('pending', 'retrying', 'dead')"),
+        )
+        .exists()
+    )
+
+
 _NEXT = (
     sa.select(*_EVENT)
     .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
@@ -65,6 +81,8 @@ _NEXT = (
     )
     .order_by(deliveries.c.position)
     .limit(sa.bindparam("limit"))
+    # Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
+    .with_hint(deliveries, "INDEXED BY deliveries_pending", "sqlite")
 )
 
 
@@ -73,6 +91,30 @@ def next_batch(connection: Connection, receiver: str, limit: int) -> list[Event]
     `dead` before it. Take `lock_receiver` first."""
     rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit})
     return [Event(*row) for row in rows]
+
+
+_PROBES = (
+    sa.select(*_EVENT)
+    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+    .where(
+        deliveries.c.receiver == sa.bindparam("receiver"),
+        sa.text("deliveries.status = 'pending'"),
+        deliveries.c.position > sa.bindparam("after"),
+        ~_unfinished_before(deliveries),
+    )
+    .order_by(deliveries.c.position)
+    .limit(1)
+)
+
+
+def next_probe(connection: Connection, receiver: str, after: int) -> Event | None:
+    """The next event at a position above `after` that is the first unfinished one of its aggregate, from the beginning
+    again after the last; None when nothing may be taken."""
+    for start in (after, 0) if after else (0,):
+        row = connection.execute(_PROBES, {"receiver": receiver, "after": start}).first()
+        if row is not None:
+            return Event(*row)
+    return None
 
 
 def first_next(connection: Connection, receiver: str) -> int | None:
@@ -126,11 +168,24 @@ def record_failure(
         .values(
             status=DEAD if dead else RETRYING,
             attempts=attempts,
-            last_error=error,
+            last_error=storable(error, MAX_ERROR),
             next_attempt_at=next_attempt_at,
             settled_at=now if dead else None,
             **({"has_run": 0} if dead else {}),
         )
+    )
+
+
+def postpone_attempt(connection: Connection, receiver: str, position: int, next_attempt_at: int, error: str) -> None:
+    """The receiver was unavailable: a `retrying` delivery waits until `next_attempt_at` (UTC ms); nothing is spent."""
+    connection.execute(
+        sa.update(deliveries)
+        .where(
+            deliveries.c.receiver == receiver,
+            deliveries.c.position == position,
+            deliveries.c.status == RETRYING,
+        )
+        .values(next_attempt_at=next_attempt_at, last_error=error)
     )
 
 
@@ -148,6 +203,7 @@ def load_delivery(connection: Connection, receiver: str, event_id: str) -> Deliv
             )
             .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
             .where(deliveries.c.receiver == receiver, outbox.c.event_id == event_id),
+            of=deliveries,  # the relay must not wait for a slow receiver
         )
     ).one_or_none()
     if row is None:
@@ -209,6 +265,7 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
     At most `most_open` have one at a time. One that was due before `overdue` (UTC ms) and still waits has lost its
     run, and is named again. Starting a run that exists is harmless.
     """
+    lock_receiver(connection, receiver)  # two that count at once would both find room
     of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
     lost = list(
         connection.execute(
@@ -219,7 +276,10 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         ).scalars()
     )
     running = connection.execute(
-        sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1)
+        sa.select(sa.func.count())
+        .select_from(deliveries)
+        .where(*of_receiver, deliveries.c.has_run == 1)
+        .with_hint(deliveries, "INDEXED BY deliveries_due", "sqlite")
     ).scalar_one()
     new = list(
         connection.execute(
@@ -241,8 +301,9 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         (row[0], row[1])
         for row in connection.execute(
             sa.select(outbox.c.event_id, outbox.c.aggregate_id)
-            .where(outbox.c.position.in_(new + lost))
-            .order_by(outbox.c.position)
+            .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
+            .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new + lost))
+            .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
         )
     ]
 

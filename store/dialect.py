@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from contracts.errors import StoreBusy
+from contracts.errors import StoreBusy, TransactionLost
 
+MAX_ERROR = 4000  # characters kept of an error's text
 _INTAKE_LOCK = 0x5A15E1  # advisory lock: shared by intake, exclusive for a pause
 _AGGREGATE_LOCKS = 0x5A15E2  # advisory lock space: one key an aggregate
 
@@ -39,9 +40,40 @@ def pack(connection: Connection, values: Sequence[str] | Sequence[int]) -> Any:
     return json.dumps(list(values)) if connection.dialect.name == "sqlite" else list(values)
 
 
-def for_update(connection: Connection, statement: sa.Select[Any], *, shared: bool = False) -> sa.Select[Any]:
-    """`statement` with its rows locked until the transaction ends; SQLite's one writer needs no row locks."""
-    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared)
+def index_of(connection: Connection, column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[int]:
+    """Where `text` begins in `column`, from 1, or 0; letters are told apart by case on both databases, unlike LIKE."""
+    find = sa.func.instr if connection.dialect.name == "sqlite" else sa.func.strpos
+    return find(column, text, type_=sa.Integer)
+
+
+def for_update(
+    connection: Connection, statement: sa.Select[Any], *, shared: bool = False, of: Table | None = None
+) -> sa.Select[Any]:
+    """`statement` with its rows (of a join: those `of` one table) locked until the transaction ends; SQLite's one
+    writer needs no row locks."""
+    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(read=shared, of=of)
+
+
+def json_text(connection: Connection, column: Any, key: str) -> Any:
+    """The text under `key` of a JSON object that is kept as text."""
+    if connection.dialect.name == "sqlite":
+        return sa.func.json_extract(column, f"$.{key}")
+    return sa.cast(column, postgresql.JSONB).op("->>")(key)
+
+
+def json_integer(connection: Connection, column: Any, key: str) -> Any:
+    """The integer under `key` of a JSON object that is kept as text."""
+    text = json_text(connection, column, key)
+    # SQLite gives the number as it is, and a cast would cut 1.5 down to 1 where the column's check refuses it.
+    return text if connection.dialect.name == "sqlite" else sa.cast(text, sa.BigInteger)
+
+
+def join_lines(connection: Connection, line: Any) -> Any:
+    """Aggregate: the lines, each ended by a newline, in the order of the rows."""
+    text = line + "\n"
+    if connection.dialect.name == "sqlite":
+        return sa.func.group_concat(text, "")
+    return sa.func.string_agg(text, "")
 
 
 def lock_intake(connection: Connection, *, exclusive: bool) -> None:
@@ -65,18 +97,24 @@ def lock_aggregates(connection: Connection, aggregate_ids: Sequence[str]) -> Non
             connection.execute(take, {"space": _AGGREGATE_LOCKS, "key": aggregate_id})
 
 
+def storable(text: str, most: int) -> str:
+    """`text` as both databases can hold it: no NUL, no lone surrogate, at most `most` characters."""
+    return text[:most].encode(errors="backslashreplace").decode().replace("\0", "\\x00")[:most]
+
+
 # Primary result codes of SQLite that speak of the server side: busy, locked, out of memory, read-only, interrupted,
 # I/O, corrupt, full, cannot open, protocol, not a database. https://www.sqlite.org/rescode.html
 _SQLITE_OURS = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
-# Connection, transaction rollback (serialization, deadlock), resources, intervention, system, lock not available.
+# Connection, read-only (a standby) and idle transactions ended by the server, transaction rollback (serialization,
+# deadlock), resources, lock not available, intervention, system, internal and corrupt.
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
-_POSTGRES_OURS = ("08", "40", "53", "57", "58", "55P03")
+_POSTGRES_OURS = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57", "58", "XX")
 
 
 def is_infrastructure_error(error: BaseException) -> bool:
     """Whether our own database failed, rather than a statement that somebody wrote. Such an error never counts
     against an event (a wrong statement in a receiver does)."""
-    if isinstance(error, StoreBusy):
+    if isinstance(error, StoreBusy | TransactionLost | sa.exc.TimeoutError):  # the last: no connection in the pool
         return True
     if not isinstance(error, DBAPIError):
         return False

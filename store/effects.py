@@ -1,18 +1,21 @@
 """Effects of the built-in receivers, each at most once for an event: the event's position is the key."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from contracts.events import Event
+from contracts.events import ORDER_PLACED, Event
 from store.control import read_control
-from store.dialect import for_update, insert, pack, value_list
-from store.schema import billing_entries, generations, mail_messages, sales_applied, sales_totals
+from store.dialect import for_update, insert, json_integer, json_text, pack, value_list
+from store.schema import billing_entries, generations, mail_messages, outbox, sales_applied, sales_totals
 
 
 def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
     """One entry an order, with its amount."""
+    if not events:
+        return
     connection.execute(
         insert(connection, billing_entries).on_conflict_do_nothing(),
         [
@@ -29,6 +32,8 @@ def write_billing_entries(connection: Connection, events: Sequence[Event]) -> No
 
 def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None:
     """One confirmation an order."""
+    if not events:
+        return
     connection.execute(
         insert(connection, mail_messages).on_conflict_do_nothing(),
         [
@@ -47,44 +52,49 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
 
     The generation's row is locked against an activation, which would leave the write in a retired generation.
     """
-    generation = read_control(connection).active_generation
-    connection.execute(
-        for_update(
-            connection,
-            sa.select(generations.c.state).where(generations.c.generation == generation),
-            shared=True,
-        )
-    )
-    chosen = value_list(connection, "positions", int)
-    present = set(
-        connection.execute(
-            sa.select(sales_applied.c.position).where(
-                sales_applied.c.generation == generation,
-                sales_applied.c.position.in_(sa.select(chosen.c.value)),
-            ),
-            {"positions": pack(connection, [event.position for event in events])},
-        ).scalars()
-    )
-    fresh = [event for event in events if event.position not in present]
-    if not fresh:
+    if not events:
         return
-    connection.execute(
-        sa.insert(sales_applied),
-        [
-            {
-                "generation": generation,
-                "position": event.position,
-                "amount": event.payload["amount"],
-                "currency": event.payload["currency"],
-            }
-            for event in fresh
-        ],
+    generation = _lock_active_generation(connection)
+    chosen = value_list(connection, "positions", int)
+    fresh = connection.execute(
+        apply_from_outbox(connection, generation, outbox.c.position.in_(sa.select(chosen.c.value))).returning(
+            sales_applied.c.currency, sales_applied.c.amount
+        ),
+        {"positions": pack(connection, [event.position for event in events])},
     )
     sums: dict[str, tuple[int, int]] = {}
-    for event in fresh:
-        count, amount = sums.get(event.payload["currency"], (0, 0))
-        sums[event.payload["currency"]] = (count + 1, amount + event.payload["amount"])
-    statement = insert(connection, sales_totals)
+    for currency, amount in fresh:
+        count, total = sums.get(currency, (0, 0))
+        sums[currency] = (count + 1, total + amount)
+    for currency, (count, total) in sorted(sums.items()):
+        add_to_totals(connection, generation, currency, count, total)
+
+
+def apply_from_outbox(connection: Connection, generation: str, which: sa.ColumnElement[bool]) -> Any:
+    """The statement that puts `order-placed` events of the outbox into a generation, except those that it holds.
+
+    The same one live and in a rebuild, so that the two cannot come to differ.
+    """
+    return (
+        insert(connection, sales_applied)
+        .from_select(
+            ["generation", "position", "amount", "currency"],
+            sa.select(
+                sa.literal(generation),
+                outbox.c.position,
+                json_integer(connection, outbox.c.payload, "amount"),
+                json_text(connection, outbox.c.payload, "currency"),
+            ).where(which, outbox.c.event_type == ORDER_PLACED),
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def add_to_totals(connection: Connection, generation: str, currency: str, orders: int, amount: int) -> None:
+    """Count `orders` more, `amount` (minor units) in all, into a generation's totals."""
+    statement = insert(connection, sales_totals).values(
+        generation=generation, currency=currency, orders=orders, amount=amount
+    )
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["generation", "currency"],
@@ -92,9 +102,22 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
                 "orders": sales_totals.c.orders + statement.excluded.orders,
                 "amount": sales_totals.c.amount + statement.excluded.amount,
             },
-        ),
-        [
-            {"generation": generation, "currency": currency, "orders": count, "amount": amount}
-            for currency, (count, amount) in sorted(sums.items())
-        ],
+        )
     )
+
+
+def _lock_active_generation(connection: Connection) -> str:
+    while True:
+        generation = read_control(connection).active_generation
+        state = connection.execute(
+            for_update(
+                connection,
+                sa.select(generations.c.state).where(generations.c.generation == generation),
+                shared=True,
+            )
+        ).scalar_one()
+        if state == "ACTIVE":
+            return generation
+        # An activation committed between the two reads, or while we waited for the lock.
+        if read_control(connection).active_generation == generation:
+            raise RuntimeError(f"generation {generation} is named as the active one and is {state}")

@@ -6,6 +6,7 @@ event emits `BEGIN IMMEDIATE` for what writes and plain `BEGIN` for what reads. 
 writer, `synchronous=FULL` makes an acknowledged commit survive a power loss.
 """
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,24 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from contracts.errors import InvalidInput, Unreachable
+from contracts.errors import InvalidInput, StoreBusy, TransactionLost, Unreachable
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
 
 
+def sqlite_url(path: Path) -> sa.URL:
+    """The URL of an SQLite file. As text, a `?` in the name of a folder would end the path."""
+    return sa.URL.create("sqlite", database=str(path))
+
+
 class Database:
     """An engine with its locking. Threads and processes may share the database; each makes its own Database."""
 
-    def __init__(self, url: str, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
+    def __init__(self, url: str | sa.URL, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
         """`busy_timeout` in seconds.
 
         Raises InvalidInput for a URL that is neither SQLite nor PostgreSQL, Unreachable when the folder of an
@@ -32,20 +39,14 @@ class Database:
         """
         try:
             parsed = sa.make_url(url)
-        except ArgumentError:
+        except (ArgumentError, ValueError):  # ValueError: a port that is no number
             raise InvalidInput({"DATABASE_URL": "is not a database URL"}) from None
         self.url = parsed
         self._lock: FairLock | None = None
         if parsed.get_backend_name() == "sqlite":
             self.engine = self._open_sqlite(parsed, busy_timeout, pool_size)
         elif parsed.get_backend_name() == "postgresql":
-            self.engine = sa.create_engine(
-                parsed.set(drivername="postgresql+psycopg"),
-                pool_size=pool_size,
-                max_overflow=10,
-                pool_pre_ping=True,  # a restarted server must not fail the first transaction after it
-                connect_args={"connect_timeout": 5},
-            )
+            self.engine = self._open_postgresql(parsed, pool_size)
         else:
             raise InvalidInput({"DATABASE_URL": "must begin with sqlite:/// or postgresql://"})
         read = {_READ: True}
@@ -102,6 +103,18 @@ class Database:
             self._lock.close()
             self._lock = None
 
+    def _open_postgresql(self, url: sa.URL, pool_size: int) -> Engine:
+        try:
+            return sa.create_engine(
+                url.set(drivername="postgresql+psycopg"),
+                pool_size=pool_size,
+                max_overflow=10,
+                pool_pre_ping=True,  # a restarted server must not fail the first transaction after it
+                connect_args={"connect_timeout": 5},
+            )
+        except ImportError as error:
+            raise InvalidInput({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
+
     def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int) -> Engine:
         if not url.database or url.database == ":memory:":
             raise InvalidInput({"DATABASE_URL": "an SQLite database must be a file"})
@@ -124,17 +137,54 @@ class Database:
             },
         )
 
+        engine.dialect.statement_compiler = _WithIndexHints
+
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-32768"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             reading = connection.get_execution_options().get(_READ, False)
-            connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            # A write from a read would pass the fair lock by, and fail at once where another one writes.
+            driver.execute(f"PRAGMA query_only = {int(reading)}").close()
+            try:
+                driver.execute("BEGIN" if reading else "BEGIN IMMEDIATE").close()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+                raise StoreBusy(
+                    f"a program that is none of Saisei's has held the database's write lock for more than "
+                    f"{busy_timeout:g} s; close it and try again"
+                ) from error
+
+        # After a full disk or an I/O error SQLite takes the whole transaction back, savepoints and all. With no
+        # transaction open each statement that follows would then be committed by itself.
+        @event.listens_for(engine, "before_cursor_execute")
+        def _execute(connection: Connection, *_: object) -> None:
+            _require_open(connection)
+
+        @event.listens_for(engine, "commit")
+        def _commit(connection: Connection) -> None:
+            _require_open(connection)
 
         return engine
+
+
+class _WithIndexHints(SQLiteCompiler):
+    """Renders `.with_hint(table, "INDEXED BY ...")`, which SQLAlchemy leaves out for SQLite."""
+
+    def get_from_hint_text(self, table: sa.FromClause, text: str | None) -> str | None:
+        return text
+
+
+def _require_open(connection: Connection) -> None:
+    driver = connection.connection.driver_connection
+    if driver is None or not driver.in_transaction:
+        raise TransactionLost
 
 
 def _first_line(error: DBAPIError) -> str:

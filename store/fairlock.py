@@ -26,8 +26,7 @@ class FairLock:
     def __init__(self, path: str, timeout: float) -> None:
         self._timeout = timeout
         self._mutex = threading.Lock()
-        self._queue: deque[threading.Event] = deque()
-        self._busy = False
+        self._queue: deque[threading.Event] = deque()  # its first one holds the lock, or is about to
         self._owner: int | None = None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._turn = os.open(f"{path}-turn", flags, 0o644)
@@ -39,48 +38,46 @@ class FairLock:
         if self._owner == threading.get_ident():
             raise RuntimeError("a write transaction inside a write transaction would wait for itself")
         deadline = time.monotonic() + self._timeout
-        self._enter_process_queue(deadline)
+        ticket = threading.Event()
+        # A time-out or a shutdown may raise in this thread at any line, so one clean-up undoes whatever was reached.
         try:
+            self._await_head(ticket, deadline)
             self._owner = threading.get_ident()
-            self._flock(self._turn, deadline)
             try:
+                self._flock(self._turn, deadline)
                 self._flock(self._writer, deadline)
             finally:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._writer, fcntl.LOCK_UN)
+            yield
         finally:
-            self._owner = None
-            self._leave_process_queue()
+            try:
+                self._leave(ticket)
+            finally:
+                self._leave(ticket)  # a thread that is stopped within the first call; else it changes nothing
 
     def close(self) -> None:
         """Give the two files back. Nobody may hold or want the lock any more."""
         os.close(self._turn)
         os.close(self._writer)
 
-    def _enter_process_queue(self, deadline: float) -> None:
+    def _await_head(self, ticket: threading.Event, deadline: float) -> None:
         with self._mutex:
-            if not self._busy:
-                self._busy = True
-                return
-            ticket = threading.Event()
             self._queue.append(ticket)
-        if ticket.wait(max(0.0, deadline - time.monotonic())):
-            return
-        with self._mutex:
-            if ticket.is_set():  # handed over between the time-out and here: it is ours
+            if self._queue[0] is ticket:
                 return
-            self._queue.remove(ticket)
-        raise StoreBusy(self._sentence())
+        if not ticket.wait(max(0.0, deadline - time.monotonic())):
+            raise StoreBusy(self._sentence())
 
-    def _leave_process_queue(self) -> None:
+    def _leave(self, ticket: threading.Event) -> None:
         with self._mutex:
+            if self._queue and self._queue[0] is ticket:
+                self._owner = None
+                fcntl.flock(self._writer, fcntl.LOCK_UN)
+                self._queue.popleft()
+            elif ticket in self._queue:
+                self._queue.remove(ticket)
             if self._queue:
-                self._queue.popleft().set()  # handed over directly: a newcomer cannot slip in
-            else:
-                self._busy = False
+                self._queue[0].set()  # handed over directly: a newcomer cannot slip in
 
     def _flock(self, descriptor: int, deadline: float) -> None:
         pause = _FIRST_PAUSE
@@ -97,6 +94,6 @@ class FairLock:
 
     def _sentence(self) -> str:
         return (
-            f"another process has held the database's write lock for more than {self._timeout:g} s; "
+            f"the database's write lock was not free for {self._timeout:g} s; "
             "see whether one of Saisei's processes is stopped, and try again"
         )

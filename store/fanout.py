@@ -1,16 +1,16 @@
 """Fan-out: entries of the Redis list become one delivery for each receiver that takes the event's type."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from store.dialect import insert, pack, value_list
+from store.dialect import insert, pack, storable, value_list
 from store.schema import deliveries, invalid_entries, outbox, subscriptions
 
-_MAX_SHOWN = 1000
+_MAX_SHOWN = 600  # characters of at most 4 bytes: PostgreSQL indexes 2,704
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FannedOut:
     events: int
     duplicates: int
     invalid: int
-    event_ids: tuple[str, ...]
+    event_ids: tuple[str, ...] = field(default=(), compare=False)
 
 
 def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> FannedOut:
@@ -75,7 +75,9 @@ def register_deliveries(connection: Connection, positions: Sequence[int], now: i
             .where(
                 outbox.c.event_type == subscriptions.c.event_type,
                 outbox.c.position > subscriptions.c.since_position,
-            ),
+            )
+            # In one order everywhere, so that twins cannot wait for each other.
+            .order_by(outbox.c.position, subscriptions.c.receiver),
         )
         .on_conflict_do_nothing(),
         bound,
@@ -96,7 +98,7 @@ def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]
             junk[entry.decode(errors="backslashreplace")] = "is not UTF-8 text"
             continue
         if "\0" in text:
-            junk[text.replace("\0", "\\x00")] = "holds a NUL character"  # PostgreSQL stores none
+            junk[text] = "holds a NUL character"  # PostgreSQL stores none
         else:
             ids[text] = None
     return list(ids), list(junk.items())
@@ -142,7 +144,8 @@ def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -
 
 
 def _record_invalid(connection: Connection, junk: Sequence[tuple[str, str]], now: int) -> None:
+    shown = {storable(entry, _MAX_SHOWN): reason for entry, reason in junk}
     connection.execute(
         insert(connection, invalid_entries).on_conflict_do_nothing(),
-        [{"entry": entry[:_MAX_SHOWN], "reason": reason, "seen_at": now} for entry, reason in dict(junk).items()],
+        [{"entry": entry, "reason": reason, "seen_at": now} for entry, reason in shown.items()],
     )

@@ -9,9 +9,12 @@ from contracts.errors import Conflict, NotFound, Refused
 from contracts.events import ORDER_SHIPPED, PAYMENT_CAPTURED
 from contracts.identifiers import job_aggregate, order_shipped_id, payment_captured_id
 from contracts.names import CHARGE, SHIP
-from store.dialect import for_update, insert
+from store.dialect import MAX_ERROR, for_update, insert, storable
 from store.outbox import append_event
 from store.schema import charges, job_steps, jobs, shipments
+
+# How long (ms) the look leaves a job alone after it was asked for, or was seen running.
+JOB_LOOK_MS = 30_000
 
 RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
 _STEP_POSITIONS = {CHARGE: 1, SHIP: 2}
@@ -33,7 +36,8 @@ class Job:
 def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_at: int) -> None:
     """Record that the job is to run; a job that was recorded with this amount runs again, and skips what is done.
 
-    `look_at` (UTC ms): when the look first makes sure that it has a run. Raises Conflict for another amount.
+    `look_at` (UTC ms): when the look first makes sure that it has a run; `now + JOB_LOOK_MS`, so that the look can
+    tell a run that ended since from an older one. Raises Conflict for another amount.
     """
     connection.execute(
         insert(connection, jobs)
@@ -106,8 +110,26 @@ def write_shipment(connection: Connection, job_id: str, now: int) -> None:
 def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     """The run is over: COMPLETED, or FAILED with a sentence; `job run` runs it again."""
     connection.execute(
-        sa.update(jobs).where(jobs.c.job_id == job_id).values(state=FAILED if error else COMPLETED, error=error)
+        sa.update(jobs)
+        .where(jobs.c.job_id == job_id)
+        .values(
+            state=COMPLETED if error is None else FAILED,
+            error=None if error is None else storable(error, MAX_ERROR),
+        )
     )
+
+
+def settle_lost_job(connection: Connection, job_id: str, error: str | None, now: int) -> None:
+    """The job's run was found ended, without its outcome in the row. Changes nothing when the run wrote one after all,
+    or when the job was begun again, since it became due for the look at `now` (UTC ms)."""
+    still_due = connection.execute(
+        for_update(
+            connection,
+            sa.select(jobs.c.job_id).where(jobs.c.job_id == job_id, jobs.c.state == RUNNING, jobs.c.look_at <= now),
+        )
+    ).one_or_none()
+    if still_due is not None:
+        end_job(connection, job_id, error)
 
 
 def due_for_look(connection: Connection, now: int, limit: int) -> list[tuple[str, int]]:
@@ -123,9 +145,21 @@ def due_for_look(connection: Connection, now: int, limit: int) -> list[tuple[str
     ]
 
 
+def asked_for_at(connection: Connection, job_id: str) -> int:
+    """When (UTC ms) the job was last asked for or seen running: a run that ended before is not the one asked for."""
+    look_at: int = connection.execute(sa.select(jobs.c.look_at).where(jobs.c.job_id == job_id)).scalar_one()
+    return look_at - JOB_LOOK_MS
+
+
 def postpone_look(connection: Connection, job_id: str, look_at: int) -> None:
     """The job has a run; look again at `look_at` (UTC ms)."""
     connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(look_at=look_at))
+
+
+def count_jobs(connection: Connection) -> dict[str, int]:
+    """State -> how many jobs are in it, states in use only."""
+    rows = connection.execute(sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state))
+    return {row[0]: row[1] for row in rows}
 
 
 def hasten_looks(connection: Connection, now: int) -> None:

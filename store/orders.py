@@ -46,6 +46,20 @@ def place_order(connection: Connection, order: Order, now: int) -> PlacedOrder:
         return PlacedOrder(order, existing[5], created=False, cold=False)
     if control.intake == PAUSED:
         raise IntakePaused(control.paused_by)
+    record_order(connection, order, now)
+    append_event(
+        connection,
+        event_id=order_placed_id(order.id),
+        aggregate_id=order_aggregate(order.id),
+        event_type=ORDER_PLACED,
+        payload=order.payload(),
+    )
+    return PlacedOrder(order, now, created=True, cold=control.hot_until <= now)
+
+
+def record_order(connection: Connection, order: Order, now: int) -> None:
+    """Only the order's row. Whoever calls this tells the outbox of it in the same transaction, as `place_order` does;
+    without that the order exists and nobody ever hears of it."""
     connection.execute(
         sa.insert(orders).values(
             id=order.id,
@@ -56,14 +70,6 @@ def place_order(connection: Connection, order: Order, now: int) -> PlacedOrder:
             placed_at=now,
         )
     )
-    append_event(
-        connection,
-        event_id=order_placed_id(order.id),
-        aggregate_id=order_aggregate(order.id),
-        event_type=ORDER_PLACED,
-        payload=order.payload(),
-    )
-    return PlacedOrder(order, now, created=True, cold=control.hot_until <= now)
 
 
 def get_order(connection: Connection, order_id: str) -> PlacedOrder:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from contracts.errors import Conflict, NotFound
 from contracts.events import Event, payload_text
 from contracts.identifiers import order_placed_id
-from store.dialect import lock_aggregates, pack, value_list
+from store.dialect import insert, lock_aggregates, pack, value_list
 from store.schema import PENDING, PUBLISHED, outbox
 
 _EVENT = (
@@ -51,17 +51,14 @@ def append_event(
     """
     body = payload_text(payload)
     lock_aggregates(connection, [aggregate_id])
-    existing = connection.execute(sa.select(*_EVENT).where(outbox.c.event_id == event_id)).one_or_none()
-    if existing is not None:
-        event = Event(*existing)
-        if (event.aggregate_id, event.event_type, event.body) != (aggregate_id, event_type, body):
-            raise Conflict(f"event {event_id} was recorded before with other content; nothing was changed")
+    event = _recorded(connection, event_id, aggregate_id, event_type, body)
+    if event is not None:
         return event, False
     seq = connection.execute(
         sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(outbox.c.aggregate_id == aggregate_id)
     ).scalar_one()
     position = connection.execute(
-        sa.insert(outbox)
+        insert(connection, outbox)
         .values(
             event_id=event_id,
             aggregate_id=aggregate_id,
@@ -69,9 +66,25 @@ def append_event(
             event_type=event_type,
             payload=body,
         )
+        # The same id may be on its way in another aggregate, whose lock is not ours.
+        .on_conflict_do_nothing(index_elements=["event_id"])
         .returning(outbox.c.position)
-    ).scalar_one()
+    ).scalar_one_or_none()
+    if position is None:
+        event = _recorded(connection, event_id, aggregate_id, event_type, body)
+        assert event is not None
+        return event, False
     return Event(position, event_id, aggregate_id, seq, event_type, body), True
+
+
+def _recorded(connection: Connection, event_id: str, aggregate_id: str, event_type: str, body: str) -> Event | None:
+    row = connection.execute(sa.select(*_EVENT).where(outbox.c.event_id == event_id)).one_or_none()
+    if row is None:
+        return None
+    event = Event(*row)
+    if (event.aggregate_id, event.event_type, event.body) != (aggregate_id, event_type, body):
+        raise Conflict(f"event {event_id} was recorded before with other content; nothing was changed")
+    return event
 
 
 _PENDING = (
@@ -99,7 +112,11 @@ def mark_published(connection: Connection, positions: Sequence[int], now: int) -
     connection.execute(
         sa.update(outbox)
         .where(outbox.c.position.in_(sa.select(chosen.c.value)))
-        .values(status=PUBLISHED, published_at=now),
+        .values(
+            status=PUBLISHED,
+            published_at=now,
+            first_published_at=sa.func.coalesce(outbox.c.first_published_at, now),
+        ),
         {"positions": pack(connection, positions)},
     )
 
@@ -108,11 +125,12 @@ def lost_events(connection: Connection, *, before: int, head: str | None, limit:
     """Positions of events that Redis lost: published before `before` (UTC ms), not fanned out, and the list is empty
     (`head` None) or its first entry, `head`, was published later than they were.
 
-    By age alone a slow queue would be pushed again for ever, and double each time.
+    By age alone a slow queue would be pushed again for ever, and double each time. The head's entry may be an old one
+    whose event was pushed once more since, so its event's first push counts, which is never later than the entry's.
     """
     if head is not None:
         head_published = connection.execute(
-            sa.select(outbox.c.published_at).where(outbox.c.event_id == head)
+            sa.select(outbox.c.first_published_at).where(outbox.c.event_id == head)
         ).scalar_one_or_none()
         if head_published is None:
             # Not an event, or not marked yet: the fan-out takes it first, and the next look knows more.

@@ -1,6 +1,7 @@
 """Receivers as the database knows them: what each takes, from where on, and the row that is its lock."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -38,3 +39,46 @@ def lock_receiver(connection: Connection, receiver: str) -> None:
 def note_progress(connection: Connection, receiver: str, now: int) -> None:
     """The receiver took something at `now` (UTC ms)."""
     connection.execute(sa.update(receivers).where(receivers.c.receiver == receiver).values(last_progress=now))
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A receiver is down: since when (UTC ms) and why. Its deliveries wait in order, and no attempt is spent."""
+
+    since: int
+    reason: str
+
+
+def get_hold(connection: Connection, receiver: str) -> Hold | None:
+    """The receiver's hold, or None while it is up."""
+    row = connection.execute(
+        sa.select(receivers.c.held_since, receivers.c.reason).where(receivers.c.receiver == receiver)
+    ).one_or_none()
+    return None if row is None or row[0] is None else Hold(row[0], row[1] or "")
+
+
+def hold_receiver(connection: Connection, receiver: str, reason: str, now: int) -> Hold:
+    """Put the receiver on hold from `now` (UTC ms); one that is on hold keeps its beginning and first reason."""
+    connection.execute(
+        sa.update(receivers)
+        .where(receivers.c.receiver == receiver, receivers.c.held_since.is_(None))
+        .values(held_since=now, reason=reason)
+    )
+    return get_hold(connection, receiver) or Hold(now, reason)
+
+
+def release_receiver(connection: Connection, receiver: str) -> None:
+    """The receiver is back."""
+    connection.execute(
+        sa.update(receivers).where(receivers.c.receiver == receiver).values(held_since=None, reason=None)
+    )
+
+
+def last_progress(connection: Connection, receiver: str) -> int:
+    """When the receiver last took something (UTC ms, noted about once a second), or 0."""
+    return (
+        connection.execute(
+            sa.select(receivers.c.last_progress).where(receivers.c.receiver == receiver)
+        ).scalar_one_or_none()
+        or 0
+    )

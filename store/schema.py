@@ -26,6 +26,7 @@ metadata = MetaData()
 
 # SQLite numbers rows itself only for INTEGER, PostgreSQL wants 64 bits.
 _Position = BigInteger().with_variant(Integer, "sqlite")
+_BinaryText = Text().with_variant(Text(collation="C"), "postgresql")
 
 PENDING, PUBLISHED = "PENDING", "PUBLISHED"  # outbox.status
 OPEN, PAUSED = "OPEN", "PAUSED"  # control.intake
@@ -33,8 +34,8 @@ INITIAL = "initial"  # the first generation
 
 
 def _integer(column: str) -> CheckConstraint:
-    # SQLite would store 1.5 or 'x' in an integer column without a word.
-    return CheckConstraint(f"{column} = CAST({column} AS INTEGER)", name=f"{column}_is_integer")
+    # SQLite would store 1.5 or 'x' in an integer column without a word. BIGINT: PostgreSQL's INTEGER ends at 2^31.
+    return CheckConstraint(f"{column} = CAST({column} AS BIGINT)", name=f"{column}_is_integer")
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -44,12 +45,13 @@ def _where(condition: str) -> dict[str, Any]:
 orders = Table(
     "orders",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", _BinaryText, primary_key=True),
     Column("sku", Text, nullable=False),
     Column("qty", BigInteger, CheckConstraint("qty >= 1"), nullable=False),
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
     Column("currency", Text, nullable=False),
     Column("placed_at", BigInteger, nullable=False),
+    _integer("qty"),
     _integer("amount"),
 )
 
@@ -57,7 +59,7 @@ outbox = Table(
     "outbox",
     metadata,
     Column("position", _Position, primary_key=True, autoincrement=True),
-    Column("event_id", Text, nullable=False, unique=True),
+    Column("event_id", _BinaryText, nullable=False, unique=True),
     Column("aggregate_id", Text, nullable=False),
     Column("seq", BigInteger, CheckConstraint("seq >= 1"), nullable=False),
     Column("event_type", Text, nullable=False),
@@ -69,7 +71,8 @@ outbox = Table(
         nullable=False,
         server_default=PENDING,
     ),
-    Column("published_at", BigInteger),
+    Column("published_at", BigInteger),  # of the latest push
+    Column("first_published_at", BigInteger),
     Column("fanned_out_at", BigInteger),
     UniqueConstraint("aggregate_id", "seq"),
     # AUTOINCREMENT: a position is never given twice, even after a row was removed by hand.
@@ -122,6 +125,7 @@ deliveries = Table(
     Column("has_run", Integer, nullable=False, server_default="0"),
     Column("settled_at", BigInteger),  # when it became dead or waived
     Column("reason", Text),  # why a person waived it
+    Column("settled_by", Text),  # who waived it
     sqlite_with_rowid=False,
 )
 Index(
@@ -142,6 +146,16 @@ Index(
     deliveries.c.receiver,
     deliveries.c.next_attempt_at,
     **_where("status = 'retrying'"),
+)
+
+# What a person looks through: few of many deliveries, in the order that they are listed in. The status comes first,
+# or SQLite would take the primary key where a receiver is named, and read all that it was ever delivered.
+Index(
+    "deliveries_set_aside",
+    deliveries.c.status,
+    deliveries.c.receiver,
+    deliveries.c.position,
+    **_where("status IN ('dead', 'waived')"),
 )
 
 jobs = Table(
@@ -177,6 +191,7 @@ charges = Table(
     Column("job_id", Text, primary_key=True),
     Column("amount", BigInteger, CheckConstraint("amount >= 1"), nullable=False),
     Column("charged_at", BigInteger, nullable=False),
+    _integer("amount"),
 )
 
 shipments = Table(
@@ -193,6 +208,7 @@ billing_entries = Table(
     Column("order_id", Text, nullable=False),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
 )
 
 mail_messages = Table(
@@ -229,6 +245,7 @@ sales_applied = Table(
     Column("position", _Position, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
     sqlite_with_rowid=False,
 )
 
@@ -239,6 +256,7 @@ sales_totals = Table(
     Column("currency", Text, primary_key=True),
     Column("orders", BigInteger, nullable=False),
     Column("amount", BigInteger, nullable=False),
+    _integer("orders"),
     _integer("amount"),
     sqlite_with_rowid=False,
 )
@@ -246,37 +264,77 @@ sales_totals = Table(
 rebuilds = Table(
     "rebuilds",
     metadata,
+    # A rebuild or a rollback, from its first transaction on. Rows are never removed: they number the generations.
     Column("rebuild_id", Text, primary_key=True),
-    Column("state", Text, nullable=False),
+    Column("run_id", Text, nullable=False, unique=True),  # of its workflow: beginning twice comes to one row
+    Column("kind", Text, CheckConstraint("kind IN ('rebuild', 'rollback')"), nullable=False),
+    Column("state", Text, CheckConstraint("state IN ('RUNNING', 'COMPLETED', 'FAILED')"), nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("generation", Text, nullable=False),
+    Column("base_generation", Text, nullable=False),  # the active one that it replaces
+    Column("epoch", BigInteger, nullable=False),
+    Column("resume", Integer, nullable=False),  # 1: intake opens again when it is done
+    Column("until_position", BigInteger),  # the last event of the history when it was found drained
+    Column("expected", BigInteger, nullable=False, server_default="0"),
+    Column("replayed", BigInteger, nullable=False, server_default="0"),
     Column("certificate", Text),
+    Column("error", Text),
     Column("started_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),
 )
+Index("one_running_rebuild", rebuilds.c.state, unique=True, **_where("state = 'RUNNING'"))
 
 rebuild_expected = Table(
     "rebuild_expected",
     metadata,
     Column("rebuild_id", Text, primary_key=True),
-    Column("event_id", Text, primary_key=True),
+    # In binary order on both databases: a digest that depends on a locale proves nothing elsewhere.
+    Column("event_id", _BinaryText, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     Column("currency", Text, nullable=False),
+    _integer("amount"),
+    sqlite_with_rowid=False,
 )
 
 redrives = Table(
     "redrives",
     metadata,
     Column("request_id", Text, primary_key=True),
-    Column("state", Text, nullable=False),
+    Column("filters", Text, nullable=False),  # canonical JSON: the same request with other filters is a conflict
+    Column(
+        "state",
+        Text,
+        CheckConstraint("state IN ('RUNNING', 'COMPLETED', 'CANCELLED')"),
+        nullable=False,
+    ),
+    # Counted along with the items, so that progress need not count a hundred thousand rows each time.
+    Column("total", BigInteger, nullable=False),
+    Column("taken", BigInteger, nullable=False),
+    Column("skipped", BigInteger, nullable=False),
+    Column("note", Text),  # why it was cancelled
     Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("look_at", BigInteger, nullable=False),  # when the look next makes sure that it has a run
+    CheckConstraint("taken + skipped <= total", name="within_the_frozen_set"),
 )
+Index("redrives_running", redrives.c.look_at, **_where("state = 'RUNNING'"))
 
 redrive_items = Table(
     "redrive_items",
     metadata,
     Column("request_id", Text, primary_key=True),
-    Column("receiver", Text, primary_key=True),
     Column("position", _Position, primary_key=True),
-    Column("taken_at", BigInteger),
+    Column("receiver", Text, primary_key=True),
+    Column("taken_at", BigInteger),  # set once; the item is not touched again, whatever becomes of the delivery
+    Column("skipped", Integer, nullable=False, server_default="0"),  # 1: it was no dead letter any more
+    sqlite_with_rowid=False,
+)
+Index(
+    "redrive_items_waiting",
+    redrive_items.c.request_id,
+    redrive_items.c.position,
+    redrive_items.c.receiver,
+    **_where("taken_at IS NULL"),
 )
 
 control = Table(

@@ -111,3 +111,13 @@ def effect_counts(connection: Connection) -> dict[str, int]:
 def count_invalid(connection: Connection) -> int:
     """Entries of the Redis list that were no events."""
     return connection.execute(sa.select(sa.func.count()).select_from(invalid_entries)).scalar_one()
+
+
+def list_invalid(connection: Connection, limit: int) -> list[tuple[str, str, int]]:
+    """(entry, reason, seen at in UTC ms) of entries that were no events, the newest first, at most `limit`."""
+    rows = connection.execute(
+        sa.select(invalid_entries.c.entry, invalid_entries.c.reason, invalid_entries.c.seen_at)
+        .order_by(invalid_entries.c.seen_at.desc(), invalid_entries.c.entry)
+        .limit(limit)
+    )
+    return [(row[0], row[1], row[2]) for row in rows]

@@ -55,9 +55,7 @@ def test_compose_would_refuse_a_wrong_file(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     text = (ROOT / "compose.yaml").read_text().replace("service_healthy", "service_helthy", 1)
     wrong.write_text(text)
-    result = subprocess.run(
-        [*compose_program(), "-f", str(wrong), "config", "-q"], capture_output=True, timeout=60
-    )
+    result = subprocess.run([*compose_program(), "-f", str(wrong), "config", "-q"], capture_output=True, timeout=60)
     assert result.returncode != 0
 
 

@@ -4,7 +4,7 @@ No wake is lost: a signal that comes while the drain runs makes another drain fo
 one after continue-as-new, begins with a drain.
 """
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from temporalio import workflow
 
@@ -32,17 +32,24 @@ class DrainLoop:
 
     async def until_continue_as_new(self) -> None:
         """Drain and rest until the server suggests to continue as new."""
+        self._describe("draining")
         while not workflow.info().is_continue_as_new_suggested():
             self._woken = False
-            self._describe("draining")
             report = await self._drain()
             self.drains += 1
             self.events += report.events
+            if report.held_since is not None:
+                self._describe_hold(report)
+                if report.more:
+                    # The drain probes by itself; this only keeps one that ends at once from spinning.
+                    await workflow.sleep(timedelta(seconds=1), summary="on hold")
+            else:
+                self._describe("at rest")
             if report.more or self._woken:
                 continue
-            self._describe("at rest")
             # The last net under a lost wake; the worker's look is the near one. Woken or not, a drain follows.
             await self._rest()
+            self._describe("draining")
 
     async def _rest(self) -> None:
         try:
@@ -63,6 +70,13 @@ class DrainLoop:
             heartbeat_timeout=timedelta(seconds=self.timings.heartbeat_timeout),
             retry_policy=DRAIN_RETRY,
             summary=f"drain {self.stage}",
+        )
+
+    def _describe_hold(self, report: DrainReport) -> None:
+        since = datetime.fromtimestamp((report.held_since or 0) / 1000, UTC)
+        workflow.set_current_details(
+            f"**{self.stage}** on hold since {since:%Y-%m-%d %H:%M:%S} UTC: {report.reason}\n\n"
+            f"its events wait in order, no attempt is spent; {self.events:,} events before"
         )
 
     def _describe(self, doing: str) -> None:

@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def nothing_runs_on(home: Path) -> None:
-    wait_until(lambda: not processes_of(home), 15, f"no process on {home}: {processes_of(home)}")
+    wait_until(lambda: not processes_of(home), 15, f"no process on {home}")
 
 
 def test_both_servers_start_answer_and_end_with_the_stack(home: Path) -> None:
@@ -136,12 +136,31 @@ def test_a_child_that_ends_at_once_keeps_the_stack_from_starting(home: Path) -> 
     assert not processes_of(home)
 
 
-def test_a_child_that_dies_too_often_is_given_up_and_the_servers_go_on(home: Path) -> None:
-    child = Child("worker", [sys.executable, "-S", "-c", "exit(3)"])
+def test_a_child_that_dies_again_and_again_runs_once_its_cause_has_passed(home: Path) -> None:
+    program = "import os, sys, time; os.path.exists(sys.argv[1]) or sys.exit('no'); time.sleep(600)"
+    cause = home / "needed"
+    child = Child("worker", [sys.executable, "-S", "-c", program, str(cause)])
     with embedded.start(home, services=VALKEY, children=[child]) as stack:
-        wait_until(lambda: stack.given_up == ["worker"], 15, "the worker is given up")
+        wait_until(lambda: stack.failing == ["worker"], 15, "the worker is called failing")
         assert "valkey" in stack.pids
-        assert "giving it up" in (home / "logs" / "guard.log").read_text()
+        assert "4 times in a row" in (home / "logs" / "guard.log").read_text()
+        cause.touch()
+        wait_until(lambda: "worker" in stack.pids, 15, "the worker runs")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_parent_that_ends_during_the_start_leaves_no_process(home: Path, number: signal.Signals) -> None:
+    program = "import sys, embedded; embedded.start(sys.argv[1])"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(home)],
+        cwd=Path(embedded.__file__).parents[1],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: (home / "logs" / "valkey.log").exists(), 10, "the servers are starting")
+    os.killpg(parent.pid, number)
+    parent.wait(15)
+    nothing_runs_on(home)
 
 
 def test_a_second_start_is_refused_and_harms_nothing(home: Path) -> None:
@@ -222,10 +241,7 @@ def test_a_recycled_pid_and_a_foreign_home_are_never_touched(home: Path) -> None
 
 def test_a_kept_stack_outlives_its_parent_until_it_is_stopped(home: Path) -> None:
     program = (
-        "import sys, embedded\n"
-        "stack = embedded.start(sys.argv[1], services=['valkey'])\n"
-        "stack.keep()\n"
-        "stack.close()\n"
+        "import sys, embedded\nstack = embedded.start(sys.argv[1], services=['valkey'])\nstack.keep()\nstack.close()\n"
     )
     root = Path(embedded.__file__).parents[1]
     subprocess.run([sys.executable, "-c", program, str(home)], check=True, cwd=root, timeout=30)

@@ -62,9 +62,7 @@ def test_valkey_keeps_every_acknowledged_push_through_kill_9(valkey: ValkeyServe
         assert {key: client.config_get(key)[key] for key in wanted} == wanted
 
 
-def test_temporal_keeps_runs_and_search_attributes_through_kill_9(
-    temporal: TemporalServer, tmp_path: Path
-) -> None:
+def test_temporal_keeps_runs_and_search_attributes_through_kill_9(temporal: TemporalServer, tmp_path: Path) -> None:
     async def start_a_run() -> None:
         client = await Client.connect(temporal.address)
         await client.start_workflow("Anything", id="run-1", task_queue="nobody")
@@ -137,9 +135,7 @@ def test_a_port_asked_for_that_is_taken_gives_one_sentence(tmp_path: Path) -> No
             ValkeyServer(tmp_path, port=70000).start()
 
 
-def test_a_lost_race_for_a_free_port_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_race_for_a_free_port_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         offered = iter([taken.getsockname()[1], any_free()])
         monkeypatch.setattr(embedded._servers, "any_free", lambda: next(offered))

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Short waits, so that a drill shows a recovery and not a time-out. The real ones are five times longer and more.
 SHORT = {
     "SAISEI_BUSY": "0.9",
-    "SAISEI_HEARTBEAT": "2",
+    "SAISEI_HEARTBEAT": "3",
     "SAISEI_LEASE": "3",
     "SAISEI_LOST_AFTER": "2",
     "SAISEI_IDLE": "0.5",

@@ -9,7 +9,7 @@ from tests.faults.rig import Rig
 from tests.waiting import wait_until
 
 ORDERS = 500
-# A drain that Temporal retries waits at most 5 s, a heartbeat is missed after 2 s, the look wakes within 2 s.
+# A drain that Temporal retries waits at most 5 s, a heartbeat is missed after 3 s, the look wakes within 2 s.
 BOUND = 20
 
 

@@ -1,0 +1,257 @@
+"""The phases of a rebuild. Long ones go on in short transactions, heartbeat, and may be repeated from the start."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from contracts.errors import NotFound, Refused
+from contracts.messages import RebuildInput, RebuildReport, RebuildStep, ReconcileReport
+from pipeline.writer import Writer
+from store.clock import iso, now_ms
+from store.rebuild import (
+    Rebuild,
+    activate,
+    begin_rebuild,
+    expect_chunk,
+    fail_rebuild,
+    fix_history,
+    forget_expected,
+    get_rebuild,
+    replay_chunk,
+    seal,
+    set_phase,
+    store_certificate,
+    undrained,
+)
+from store.reconcile import Reconciliation, certificate_text, check_sums, read_range
+
+T = TypeVar("T")
+
+_POLL = 0.1  # seconds between two questions whether the outbox is drained
+_READ_RANGE = 20_000
+_NARROWEST, _WIDEST = 500, 50_000
+_TARGET = 0.015  # seconds a write transaction of the replay should take
+
+
+class _Width:
+    """How many rows a write transaction takes, so that it lasts about 15 ms and others get the write lock."""
+
+    def __init__(self) -> None:
+        self.value = 2_000
+
+    def observe(self, seconds: float) -> None:
+        factor = min(2.0, max(0.5, _TARGET / max(seconds, 0.0005)))
+        self.value = int(min(_WIDEST, max(_NARROWEST, self.value * factor)))
+
+
+class RebuildActivities:
+    """The saga's steps over one database."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    @activity.defn
+    async def begin_rebuild(self, message: RebuildInput) -> RebuildReport:
+        """Pause intake and record the rebuild. Raises `Refused` while another one runs."""
+        run_id = activity.info().workflow_run_id
+        if run_id is None:
+            raise ApplicationError("a rebuild is begun by its workflow", type=Refused.__name__, non_retryable=True)
+        return await self._write(
+            partial(
+                begin_rebuild,
+                run_id=run_id,
+                kind=message.kind,
+                target=message.target,
+                resume=message.resume,
+                now=now_ms(),
+            )
+        )
+
+    @activity.defn
+    async def await_drained(self, message: RebuildStep) -> RebuildReport:
+        """Wait until every `order-placed` event has its deliveries, then fix the history and the expected set.
+
+        Raises `NotDrained` after `bound` seconds, with what is left.
+        """
+        async with _beating() as say:
+            deadline = time.monotonic() + message.bound
+            while not await self._transaction(partial(fix_history, rebuild_id=message.rebuild_id, now=now_ms())):
+                waiting = await self._writer.read(partial(undrained, limit=20))
+                if waiting and time.monotonic() > deadline:
+                    raise ApplicationError(
+                        f"the outbox was not drained within {message.bound:g} s; waiting: {', '.join(waiting)}",
+                        type="NotDrained",
+                        non_retryable=True,
+                    )
+                say(f"waiting for {len(waiting)} or more events")
+                await self._until_drained_or(deadline)
+            after: str | None = ""
+            width = _Width()
+            while after is not None:
+                started = time.monotonic()
+                after = await self._transaction(
+                    partial(expect_chunk, rebuild_id=message.rebuild_id, after=after, limit=width.value)
+                )
+                width.observe(time.monotonic() - started)
+                say("fixing the expected set")
+        return await self._report(message.rebuild_id)
+
+    @activity.defn
+    async def replay(self, message: RebuildStep) -> RebuildReport:
+        """Apply the whole history to the new generation, which takes what it lacks."""
+        async with _beating() as say:
+            await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase="replaying"))
+            position: int | None = 0
+            width = _Width()
+            while position is not None:
+                started = time.monotonic()
+                position = await self._transaction(
+                    partial(replay_chunk, rebuild_id=message.rebuild_id, after=position, width=width.value)
+                )
+                width.observe(time.monotonic() - started)
+                say(f"replayed to position {position}")
+            await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase="reconciling"))
+        return await self._report(message.rebuild_id)
+
+    @activity.defn
+    async def reconcile(self, message: RebuildStep) -> ReconcileReport:
+        """Compare the generation with the expected set, id by id and amount by amount."""
+        async with _beating() as say:
+            found, _ = await self._reconcile(message.rebuild_id, say)
+        return ReconcileReport(found.count, found.digest, found.problems())
+
+    @activity.defn
+    async def seal(self, message: RebuildStep) -> RebuildReport:
+        """Close the generation to writes."""
+        await self._transaction(partial(seal, rebuild_id=message.rebuild_id))
+        return await self._report(message.rebuild_id)
+
+    @activity.defn
+    async def certify(self, message: RebuildStep) -> ReconcileReport:
+        """Compare the sealed generation once more, from the database, and store the certificate if it is equal."""
+        async with _beating() as say:
+            found, sums = await self._reconcile(message.rebuild_id, say)
+            if not found.problems():
+                rebuild = await self._writer.read(partial(get_rebuild, rebuild_id=message.rebuild_id))
+                text = certificate_text(
+                    rebuild_id=rebuild.rebuild_id,
+                    generation=rebuild.generation,
+                    found=found,
+                    sums=sums,
+                    now_iso=iso(now_ms()) or "",
+                )
+                await self._transaction(partial(store_certificate, rebuild_id=message.rebuild_id, certificate=text))
+        return ReconcileReport(found.count, found.digest, found.problems())
+
+    @activity.defn
+    async def activate(self, message: RebuildStep) -> RebuildReport:
+        """Swap the generations in one transaction. Raises `Refused` naming the condition that does not hold."""
+        return await self._write(partial(activate, rebuild_id=message.rebuild_id, now=now_ms()))
+
+    @activity.defn
+    async def fail_rebuild(self, message: RebuildStep) -> RebuildReport:
+        """End it without a switch, and report what the database says: COMPLETED if the switch was made before."""
+        return await self._write(
+            partial(fail_rebuild, rebuild_id=message.rebuild_id, error=message.error, now=now_ms())
+        )
+
+    @activity.defn
+    async def forget_expected(self, message: RebuildStep) -> None:
+        """Remove the expected set of a rebuild that is over."""
+        async with _beating() as say:
+            width = _Width()
+            while True:
+                started = time.monotonic()
+                if not await self._transaction(
+                    partial(forget_expected, rebuild_id=message.rebuild_id, limit=width.value)
+                ):
+                    return
+                width.observe(time.monotonic() - started)
+                say("removing the expected set")
+
+    async def _until_drained_or(self, deadline: float) -> None:
+        while time.monotonic() <= deadline:
+            if not await self._writer.read(partial(undrained, limit=1)):
+                return
+            await asyncio.sleep(_POLL)
+
+    async def _reconcile(
+        self, rebuild_id: str, say: Callable[[str], None]
+    ) -> tuple[Reconciliation, dict[str, list[int]]]:
+        rebuild = await self._writer.read(partial(get_rebuild, rebuild_id=rebuild_id))
+        found = Reconciliation()
+        after = ""
+        while True:
+            part = await self._writer.read(
+                partial(
+                    read_range,
+                    rebuild_id=rebuild_id,
+                    generation=rebuild.generation,
+                    after=after,
+                    limit=_READ_RANGE,
+                )
+            )
+            await self._writer.call(partial(found.add, part))
+            say(f"compared {found.count:,} of {rebuild.expected:,}")
+            if part.last is None:
+                break
+            after = part.last
+        sums = await self._writer.read(
+            partial(check_sums, rebuild_id=rebuild_id, generation=rebuild.generation, found=found)
+        )
+        return found, sums
+
+    async def _transaction(self, work: Callable[[Connection], T]) -> T:
+        try:
+            return await self._writer.write(work)
+        except (Refused, NotFound) as error:
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+
+    async def _write(self, work: Callable[[Connection], Rebuild]) -> RebuildReport:
+        return _as_report(await self._transaction(work))
+
+    async def _report(self, rebuild_id: str) -> RebuildReport:
+        return _as_report(await self._writer.read(partial(get_rebuild, rebuild_id=rebuild_id)))
+
+
+def _as_report(rebuild: Rebuild) -> RebuildReport:
+    return RebuildReport(
+        rebuild.rebuild_id,
+        rebuild.kind,
+        rebuild.state,
+        rebuild.generation,
+        rebuild.base_generation,
+        rebuild.expected,
+        rebuild.replayed,
+        rebuild.error,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _beating() -> AsyncIterator[Callable[[str], None]]:
+    """Heartbeats once a second with what was said last, also while one statement takes long."""
+    said = "started"
+
+    def say(what: str) -> None:
+        nonlocal said
+        said = what
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat(said)
+            await asyncio.sleep(1)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield say
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

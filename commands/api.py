@@ -1,0 +1,39 @@
+"""`read-api`: the totals as the HTTP API serves them, so that what a caller sees can be compared with the database."""
+
+from argparse import Namespace
+
+from rich.table import Table
+
+from commands.api_client import ApiClient, add_api_flag, api_url
+from commands.context import Context
+from commands.parsing import Commands, command
+from contracts.errors import Unreachable
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = command(
+        commands.top, "read-api", _read, "print the totals that the HTTP API serves", "starter.py read-api"
+    )
+    add_api_flag(parser, "the API to ask", default=api_url())
+
+
+async def _read(context: Context, args: Namespace) -> int:
+    with ApiClient(args.api) as api:
+        sales = api.sales()
+    if context.json:
+        context.result(sales)
+        return 0
+    table = Table(title=f"generation {sales.get('generation')}", title_justify="left")
+    table.add_column("currency")
+    table.add_column("orders", justify="right")
+    table.add_column("amount", justify="right")
+    try:
+        for currency, total in sales["totals"].items():
+            table.add_row(currency, f"{total['orders']:,}", f"{total['amount']:,}")
+        table.add_section()
+        table.add_row("all", f"{sales['orders']:,}", "")
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise Unreachable(f"what answers at {args.api} is not Saisei's API; correct --api or SAISEI_API_URL") from None
+    context.out.print(table)
+    return 0

@@ -1,0 +1,179 @@
+"""`up` and `down`: the embedded servers and the worker, in the background.
+
+What is configured (REDIS_URL, Temporal's environment or profile, DATABASE_URL) is used as it is, and not started.
+"""
+
+import asyncio
+import signal
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+import embedded
+from commands.context import Context
+from commands.parsing import Commands, command, whole_number
+from contracts import search
+from contracts.errors import Refused
+from embedded import AlreadyRunning, Child, EmbeddedError, Stack
+from receivers.registry import RECEIVERS, by_name
+from runs.connect import configured_address
+
+_ROOT = Path(__file__).resolve().parent.parent
+_READY_LINE = "worker ready"
+_OTHERS_START = 90.0  # seconds that a start by somebody else may take
+_PORT = whole_number(1, 65_535)
+
+
+def add(commands: Commands) -> None:
+    """Register the commands."""
+    up = command(
+        commands.top, "up", _up, "start the servers and the worker in the background", "starter.py up --ui-port 8233"
+    )
+    for flag, what in (("--temporal-port", "Temporal"), ("--ui-port", "the Web UI"), ("--redis-port", "Redis")):
+        up.add_argument(flag, type=_PORT, metavar="PORT", help=f"port of {what}; its former or a free one if not said")
+    command(commands.top, "down", _down, "stop what `up` started; the data stays", "starter.py down")
+
+
+def worker_child() -> Child:
+    """The worker as a child of the embedded stack."""
+    return Child("worker", [sys.executable, str(_ROOT / "worker.py")], ready_line=_READY_LINE)
+
+
+async def _up(context: Context, args: Namespace) -> int:
+    services = [
+        *(() if context.settings.redis_url else ("valkey",)),
+        *(() if configured_address() else ("temporal",)),
+    ]
+    await _check_configured(context)
+    stack = context.stack
+    started = stack is None
+    if stack is None:
+        what = ", ".join([*(service.capitalize() for service in services), "worker"])
+        context.say(f"starting {what} ...")
+        try:
+            stack = _start(context, args, services)
+        except AlreadyRunning:
+            # Somebody else is starting it just now.
+            stack, started = await _wait_for(context), False
+    if not started:
+        _check_running(stack, services, args)
+        context.say("it is up already")
+    context.__dict__["stack"] = stack  # what was found before is no longer so
+    _print(context, stack, started)
+    return 0
+
+
+async def _down(context: Context, args: Namespace) -> int:
+    stopped = await asyncio.to_thread(embedded.stop, context.settings.home)
+    if context.json:
+        context.result({"stopped": stopped})
+    else:
+        context.line("stopped" if stopped else "nothing is running here")
+    return 0
+
+
+async def _check_configured(context: Context) -> None:
+    """A server that is configured and does not answer is told at once, and not by the worker's log."""
+    if context.settings.redis_url:
+        _ = context.events
+    if configured_address():
+        await context.client()
+    context.open_database()
+
+
+def _start(context: Context, args: Namespace, services: list[str]) -> Stack:
+    home = context.settings.home
+    # asyncio would only note Ctrl-C; here it is to end the start, and what was started half.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return embedded.start(
+            home,
+            services=services,
+            children=[worker_child()],
+            search_attributes=search.START_DEV,
+            detached=True,
+            temporal_port=args.temporal_port,
+            ui_port=args.ui_port,
+            redis_port=args.redis_port,
+        )
+    except AlreadyRunning:
+        raise
+    except EmbeddedError as error:
+        raise _worker_words(home, error) from error
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def _worker_words(home: Path, error: EmbeddedError) -> Exception:
+    """The worker's own sentence, when it was the worker that could not start."""
+    if not str(error).startswith("worker "):
+        return error
+    try:
+        words = (home / "logs" / "worker.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return error
+    # Beneath the sentence of an earlier start there may be newer lines, but no newer sentence.
+    own = [line for line in words[-20:] if line.startswith("worker: ")]
+    return Refused(f"the worker cannot start: {own[-1].removeprefix('worker: ')}") if own else error
+
+
+async def _wait_for(context: Context) -> Stack:
+    home = context.settings.home
+    try:
+        async with asyncio.timeout(_OTHERS_START):
+            while (stack := embedded.find(home)) is None:
+                await asyncio.sleep(0.2)
+            return stack
+    except TimeoutError:
+        raise Refused(f"somebody else started a stack on {home}, and it does not become ready; stop it") from None
+
+
+def _check_running(stack: Stack, services: list[str], args: Namespace) -> None:
+    """Raises Refused when the stack that is up is not the one that was asked for."""
+    has = {"valkey": stack.redis_url, "temporal": stack.temporal_address}
+    for service in services:
+        if has[service] is None:
+            raise Refused(f"it is up without {service}, which was configured at its start; `starter.py down` it first")
+    if stack.failing:
+        raise Refused(
+            f"it is up, but {', '.join(stack.failing)} dies again and again; see {stack.home / 'logs'}, and "
+            "`starter.py down` it"
+        )
+    if "worker" not in stack.pids:
+        raise Refused("it is up without a worker; stop it where it was started, or start `python worker.py` beside it")
+    for asked, address in (
+        (args.temporal_port, stack.temporal_address),
+        (args.ui_port, stack.ui_url),
+        (args.redis_port, stack.redis_url and stack.redis_url.rpartition("/")[0]),
+    ):
+        if asked is not None and (address or "").rpartition(":")[2] != str(asked):
+            raise Refused(f"it is up on other ports than {asked}; `starter.py down` it first")
+
+
+def _print(context: Context, stack: Stack, started: bool) -> None:
+    addresses = {
+        "Temporal": configured_address() or stack.temporal_address,
+        "Web UI": context.ui_url,
+        "Redis": _without_password(context.settings.redis_url) or stack.redis_url,
+        "database": make_url(context.settings.database_url).render_as_string(),
+        "logs": str(stack.home / "logs"),
+    }
+    links = context.links.everything(by_name(RECEIVERS)) if context.links else []
+    if context.json:
+        names = {"Temporal": "temporal", "Web UI": "ui", "Redis": "redis", "database": "database", "logs": "logs"}
+        document = {names[name]: address for name, address in addresses.items()}
+        context.result({"started": started, **document, "links": dict(links)})
+        return
+    context.fields(addresses)
+    if links:
+        context.line("")
+        context.fields(dict(links))
+
+
+def _without_password(url: str | None) -> str | None:
+    if url is None or "@" not in url:
+        return url
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://***@{rest.rpartition('@')[2]}"

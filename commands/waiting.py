@@ -1,0 +1,83 @@
+"""Waiting for a run's result while telling the person what it waits for."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.service import RPCError
+
+from commands.context import Context
+from contracts.names import RELAY_ID
+
+_QUIET = 1.5  # seconds without a word: most runs are done by then
+_EVERY = 1.0
+_QUERY_TIMEOUT = 3.0
+
+
+async def result_of(context: Context, handle: WorkflowHandle[Any, Any]) -> Any:
+    """The run's result; what it waits for is told on stderr whenever that changes. Raises WorkflowFailureError."""
+    result = asyncio.ensure_future(handle.result())
+    try:
+        pause, said = _QUIET, None
+        while not (await asyncio.wait([result], timeout=pause))[0]:
+            pause = _EVERY
+            standing = await _standing(handle)
+            if standing is not None and standing != said:
+                said = standing
+                context.say(f"{handle.id}: {standing}")
+        return result.result()
+    except asyncio.CancelledError:
+        context.say(f"{handle.id}: goes on without this command")
+        raise
+    finally:
+        result.cancel()
+
+
+async def worker_answers(client: Client) -> bool:
+    """Whether a worker answers a question within 3 seconds (every run can be asked for its description)."""
+    try:
+        async with asyncio.timeout(_QUERY_TIMEOUT):
+            await client.get_workflow_handle(RELAY_ID).query("__temporal_workflow_metadata")
+    except (RPCError, TimeoutError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed: the kind and text of its innermost application error, and the details of the outermost."""
+
+    kind: str | None
+    text: str
+    details: tuple[Any, ...]
+
+
+def failure(error: BaseException) -> Failure:
+    """What is behind a WorkflowFailureError."""
+    details: tuple[Any, ...] = ()
+    inner = error
+    while inner.__cause__ is not None and isinstance(inner.__cause__, FailureError):
+        inner = inner.__cause__
+        if isinstance(inner, ApplicationError) and not details:
+            details = tuple(inner.details)
+    kind = inner.type if isinstance(inner, ApplicationError) else None
+    return Failure(kind, getattr(inner, "message", None) or str(inner), details)
+
+
+async def _standing(handle: WorkflowHandle[Any, Any]) -> str | None:
+    try:
+        pending = (await handle.describe()).raw_description
+    except RPCError:
+        return None
+    for activity in pending.pending_activities:
+        name = activity.activity_type.name
+        if activity.attempt > 1:
+            why = activity.last_failure.message
+            return f"{name} failed, {activity.attempt - 1} times so far ({why}); it is tried again"
+        if activity.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+            return f"{name} waits for a worker; `make up` starts one"
+        return f"{name} is under way"
+    return "waits for a worker; `make up` starts one" if pending.HasField("pending_workflow_task") else None

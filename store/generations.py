@@ -1,0 +1,110 @@
+"""Generations: complete copies of the sales totals. BUILDING -> SEALED -> ACTIVE -> RETIRED, or FAILED."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.errors import NotFound, Refused
+from store.schema import generations, sales_applied, sales_totals
+
+BUILDING, SEALED, ACTIVE, RETIRED, FAILED = "BUILDING", "SEALED", "ACTIVE", "RETIRED", "FAILED"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation. `totals`: currency -> (orders, amount); `created_at`: UTC ms; `certificate`: JSON text."""
+
+    generation: str
+    state: str
+    certificate: str | None
+    created_at: int
+    totals: dict[str, tuple[int, int]]
+
+
+def list_generations(connection: Connection) -> list[Generation]:
+    """All, oldest first."""
+    totals: dict[str, dict[str, tuple[int, int]]] = {}
+    for generation, currency, orders, amount in connection.execute(
+        sa.select(
+            sales_totals.c.generation, sales_totals.c.currency, sales_totals.c.orders, sales_totals.c.amount
+        ).order_by(sales_totals.c.currency)
+    ):
+        totals.setdefault(generation, {})[currency] = (orders, amount)
+    rows = connection.execute(
+        sa.select(
+            generations.c.generation, generations.c.state, generations.c.certificate, generations.c.created_at
+        ).order_by(generations.c.created_at, generations.c.generation)
+    )
+    return [Generation(*row, totals=totals.get(row[0], {})) for row in rows]
+
+
+def state_of(connection: Connection, generation: str) -> str:
+    """Its state. Raises NotFound."""
+    state: str | None = connection.execute(
+        sa.select(generations.c.state).where(generations.c.generation == generation)
+    ).scalar_one_or_none()
+    if state is None:
+        raise NotFound(f"there is no generation {generation}; `generations list` names them")
+    return state
+
+
+def rollback_target(connection: Connection, generation: str | None) -> str:
+    """The retired generation to go back to: the one named, else the one that was active last.
+
+    Raises NotFound, or Refused when it is not retired.
+    """
+    if generation is not None:
+        state = state_of(connection, generation)
+        if state != RETIRED:
+            raise Refused(f"generation {generation} is {state}; only a RETIRED one can be rolled back to")
+        return generation
+    found: str | None = connection.execute(
+        sa.select(generations.c.generation)
+        .where(generations.c.state == RETIRED)
+        .order_by(generations.c.created_at.desc(), generations.c.generation.desc())
+        .limit(1)
+    ).scalar_one_or_none()
+    if found is None:
+        raise Refused("there is no retired generation to roll back to")
+    return found
+
+
+def move(connection: Connection, generation: str, before: str, after: str) -> bool:
+    """Change its state if it is `before`; whether it was. The only way by which a state changes."""
+    return (
+        connection.execute(
+            sa.update(generations)
+            .where(generations.c.generation == generation, generations.c.state == before)
+            .values(state=after)
+        ).rowcount
+        == 1
+    )
+
+
+def begin_drop(connection: Connection, generation: str) -> None:
+    """Nothing may come back to it from here on. Raises NotFound, or Refused unless it is retired or failed."""
+    state = state_of(connection, generation)
+    if state not in (RETIRED, FAILED):
+        raise Refused(f"generation {generation} is {state}; only RETIRED and FAILED ones can be dropped")
+    move(connection, generation, RETIRED, FAILED)
+    connection.execute(sa.delete(sales_totals).where(sales_totals.c.generation == generation))
+
+
+def drop_chunk(connection: Connection, generation: str, limit: int) -> int:
+    """Remove up to `limit` of its rows, and the generation itself with the last of them; how many rows went."""
+    chosen = (
+        sa.select(sales_applied.c.position)
+        .where(sales_applied.c.generation == generation)
+        .order_by(sales_applied.c.position)
+        .limit(limit)
+        .scalar_subquery()
+    )
+    removed = connection.execute(
+        sa.delete(sales_applied).where(sales_applied.c.generation == generation, sales_applied.c.position.in_(chosen))
+    ).rowcount
+    if removed < limit:
+        connection.execute(
+            sa.delete(generations).where(generations.c.generation == generation, generations.c.state == FAILED)
+        )
+    return removed

@@ -1,0 +1,93 @@
+"""The command line as a person has it: a process, its exit code, and what it printed where."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTER = ROOT / "starter.py"
+
+
+@dataclass(frozen=True)
+class CliResult:
+    """How a command ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """All of stdout as one JSON document."""
+        return json.loads(self.stdout)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+    def refused(self, *words: str, code: int = 1) -> None:
+        """It ended with one sentence that holds these words, and printed no result."""
+        assert (self.exit_code, self.stdout) == (code, ""), self
+        assert len(self.stderr.splitlines()) == 1, self.stderr
+        assert self.stderr.startswith("starter.py"), self.stderr
+        for word in words:
+            assert word in self.stderr
+
+
+@dataclass(frozen=True)
+class Cli:
+    """Runs commands on one home."""
+
+    home: Path
+
+    def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> CliResult:
+        done = subprocess.run(
+            [sys.executable, str(STARTER), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=self.environment(env),
+            cwd=ROOT,
+        )
+        return CliResult(done.returncode, done.stdout, done.stderr)
+
+    def json(self, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
+        """The document of a command that succeeds."""
+        result = self(*arguments, "--json", env=env)
+        assert result.exit_code == 0, result
+        return result.json
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+        """A command that goes on while the test does something else."""
+        return subprocess.Popen(
+            [sys.executable, str(STARTER), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment(env),
+            cwd=ROOT,
+        )
+
+    def environment(self, more: Mapping[str, str] | None) -> dict[str, str]:
+        """This process's own, without what points to other servers."""
+        ours = ("TEMPORAL_", "SAISEI_", "REDIS_URL", "DATABASE_URL")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return env | {"SAISEI_HOME": str(self.home), "TEMPORAL_CONFIG_FILE": os.devnull} | dict(more or {})
+
+
+def ended(process: "subprocess.Popen[str]", interrupt: bool = False) -> CliResult:
+    """Wait for a command that `start` started, at most 30 seconds; `interrupt` as Ctrl-C does."""
+    if interrupt:
+        process.send_signal(signal.SIGINT)
+    try:
+        stdout, stderr = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return CliResult(process.returncode, stdout, stderr)

@@ -1,0 +1,133 @@
+"""What is missing, unreachable or broken gets one sentence, and nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from embedded import EmbeddedError, Stack
+from store.fairlock import FairLock
+from tests.commands.cli import STARTER, Cli
+from tests.commands.conftest import Inside
+
+
+@pytest.fixture(scope="module")
+def lonely(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """A home with a database, and no server."""
+    cli = Cli(tmp_path_factory.mktemp("lonely"))
+    made = cli("init")
+    assert made.exit_code == 0
+    assert made.lines[0].startswith("database: ")
+    assert made.lines[0].endswith("tables, receivers billing, mail, sales)")
+    assert made.stderr.startswith("search attributes are registered by the worker's start: no Temporal server")
+    return cli
+
+
+def test_without_a_database_init_is_named(nothing: Cli) -> None:
+    nothing("status").refused("the database is not set up; run `starter.py init`")
+
+
+def test_orders_are_recorded_while_no_server_runs(lonely: Cli) -> None:
+    result = lonely("orders", "place", "--count", "2")
+    assert (result.exit_code, result.lines) == (0, ["2 orders placed"])
+    assert "they flow once it is back" in result.stderr
+    published = lonely("event", "publish", "order-1")
+    assert published.exit_code == 0
+    assert "nothing is lost, it goes on once Temporal is back" in published.stderr
+    status = lonely.json("status")
+    assert status["outbox"] == {"pending": 2, "in_flight": 0, "fanned_out": 0}
+    assert status["worker"].startswith("unknown: no Temporal server is running here")
+    lonely("event", "deliver", "mail", "order-1").refused("there is no delivery of order-1:placed to mail yet")
+
+
+def test_servers_that_are_not_there_are_named(lonely: Cli, inside: Inside) -> None:
+    inside(lonely, "queues").refused("no Redis server is running here; start one with `make up`, or set REDIS_URL")
+    inside(lonely, "links").refused("there is no Web UI here; start one with `make up`, or set TEMPORAL_UI_URL")
+    inside(lonely, "job", "run", "j", "--ship-fails").refused("no Temporal server is running here")
+    assert inside(lonely, "down").lines == ["nothing is running here"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (["queues"], {"REDIS_URL": "redis://127.0.0.1:1"}, ["Redis at 127.0.0.1:1 does not answer"]),
+        (["up"], {"REDIS_URL": "redis://127.0.0.1:1"}, ["Redis at 127.0.0.1:1 does not answer"]),
+        (["queues"], {"REDIS_URL": "no-url"}, ["REDIS_URL: "]),
+        (["up"], {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, ["Temporal at 127.0.0.1:1 does not answer"]),
+        (["init"], {"TEMPORAL_ADDRESS": "no address"}, ["TEMPORAL_ADDRESS: no address is not host:port"]),
+        (["status"], {"TEMPORAL_PROFILE": "none"}, ["profile", "cannot be read"]),
+        (["status"], {"DATABASE_URL": "no-url"}, ["DATABASE_URL: is not a database URL"]),
+        (["status"], {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x"}, ["u:***@127.0.0.1", "does not answer"]),
+        (["status"], {"DATABASE_URL": "postgresql://127.0.0.1:port/x"}, ["DATABASE_URL: is not a database URL"]),
+        (["status"], {"SAISEI_IDLE": "soon"}, ["SAISEI_IDLE: 'soon' is not a positive number"]),
+        (["status"], {"SAISEI_HEARTBEAT": "1"}, ["SAISEI_HEARTBEAT: must exceed SAISEI_BUSY"]),
+    ],
+)
+def test_a_bad_setting_is_named(
+    inside: Inside, lonely: Cli, arguments: list[str], env: dict[str, str], words: list[str]
+) -> None:
+    result = inside(lonely, *arguments, env=env)
+    result.refused(*words)
+    assert "secret" not in result.stderr
+
+
+def test_a_file_that_is_no_database_is_named(nothing: Cli, tmp_path: Path) -> None:
+    junk = tmp_path / "junk.db"
+    junk.write_bytes(b"no database at all" * 1000)
+    nothing("init", env={"DATABASE_URL": f"sqlite:///{junk}"}).refused("file is not a database")
+
+
+@pytest.mark.parametrize("command", ["init", "up"])
+def test_a_home_that_cannot_be_written_is_named(inside: Inside, tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    inside(Cli(tmp_path / "file" / "home"), command).refused("cannot be written", "SAISEI_HOME")
+
+
+def test_a_database_that_somebody_else_writes_for_long_is_named(lonely: Cli, inside: Inside) -> None:
+    lock = FairLock(str(lonely.home / "saisei.db"), 1.0)
+    with lock.held():
+        inside(lonely, "orders", "place", env={"SAISEI_BUSY": "0.2"}).refused("write lock was not free for 0.2 s")
+    lock.close()
+
+
+def test_orders_before_the_one_that_was_refused_are_told(lonely: Cli, inside: Inside) -> None:
+    other = ["--id", "order-12", "--sku", "tea", "--amount", "1"]
+    assert inside(lonely, "orders", "place", *other).exit_code == 0
+    result = inside(lonely, "orders", "place", "--start", "11", "--count", "2")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "1 of 2 orders are recorded" in result.stderr
+    assert "order order-12 was placed before with other content" in result.stderr
+
+
+def test_a_key_of_another_type_is_named(lonely: Cli, stack: Stack) -> None:
+    url = f"{str(stack.redis_url).rpartition('/')[0]}/7"
+    with redis.Redis.from_url(url) as client:
+        client.set("outbox.events", "no list")
+    lonely("queues", env={"REDIS_URL": url}).refused("holds another type; remove or rename `outbox.events`")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_told(lonely: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, str(STARTER), "status", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=lonely.environment(None),
+        )
+    assert (done.returncode, done.stderr) == (1, "starter.py: No space left on device\n")
+
+
+def test_a_worker_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) -> None:
+    from commands.stack import _worker_words
+
+    log = tmp_path / "logs" / "worker.log"
+    log.parent.mkdir()
+    log.write_text("2026 INFO starting\nworker: SAISEI_IDLE: 'x' is not a positive number\n")
+    error = EmbeddedError("worker ended with exit code 1 before it was ready: ...")
+    assert str(_worker_words(tmp_path, error)) == ("the worker cannot start: SAISEI_IDLE: 'x' is not a positive number")
+    other = EmbeddedError("valkey ended with exit code 1")
+    assert _worker_words(tmp_path, other) is other

@@ -1,0 +1,49 @@
+"""`up` and `down` on a home of their own, with a Redis that is configured."""
+
+from pathlib import Path
+
+import redis
+
+from embedded import Stack
+from tests.commands.cli import Cli, ended
+from tests.commands.test_orders import ALL_DONE, states_of
+from tests.embedded.processes import processes_of
+from tests.waiting import wait_until
+
+
+def test_up_starts_what_is_not_configured_and_down_stops_it(stack: Stack, tmp_path: Path) -> None:
+    url = f"{str(stack.redis_url).rpartition('/')[0]}/5"
+    configured = {"REDIS_URL": url}
+    cli = Cli(tmp_path / "a home")
+    try:
+        up = cli.json("up", env=configured)
+        assert (up["started"], up["redis"]) == (True, url)
+        assert up["links"]["relay"] == f"{up['ui']}/namespaces/default/workflows/relay"
+        assert not (tmp_path / "a home" / "valkey").exists()
+
+        again = cli("up", env=configured)
+        assert (again.exit_code, again.stderr) == (0, "it is up already\n")
+        assert f"Temporal  {up['temporal']}" in again.lines
+        cli("up", "--ui-port", "1", env=configured).refused("it is up on other ports than 1")
+        cli("up").refused("it is up without valkey")
+
+        cli("orders", "place", "--id", "far", "--sku", "tea", "--amount", "7", env=configured)
+        wait_until(lambda: states_of(cli, "far") == ALL_DONE, 20, "the order is at every receiver")
+        with redis.Redis.from_url(url) as client:
+            assert client.hkeys("processed") == [b"far:placed"]
+    finally:
+        down = cli("down")
+    assert (down.exit_code, down.lines) == (0, ["stopped"])
+    assert cli("down").lines == ["nothing is running here"]
+
+
+def test_ctrl_c_ends_a_start_and_what_was_started_half(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home")
+    starting = cli.start("up")
+    assert starting.stderr is not None
+    assert starting.stderr.readline() == "starting Valkey, Temporal, worker ...\n"
+    note = cli.home / "run" / "stack.json"
+    wait_until(lambda: note.exists() and "valkey" in note.read_text(), 20, "a server is started")
+    result = ended(starting, interrupt=True)
+    assert (result.exit_code, result.stderr) == (130, "starter.py: interrupted\n")
+    assert processes_of(cli.home) == []

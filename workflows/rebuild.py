@@ -1,0 +1,152 @@
+"""The rebuild saga: pause, drain, fix what is expected, replay, reconcile, seal, reconcile again, activate.
+
+Whatever ends it early (a difference, a bound that runs out, a cancel), the clean-up asks the database, which
+alone knows whether the switch was made: then it is done; if not, the old generation stays and intake stays paused. An
+activity that still runs then finds the rebuild over, and writes nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, is_cancelled_exception
+
+from workflows.policies import DATABASE_RETRY, DATABASE_TIMEOUT
+
+with workflow.unsafe.imports_passed_through():
+    from activities.rebuilding import RebuildActivities
+    from contracts.messages import RebuildInput, RebuildReport, RebuildStep, ReconcileReport
+
+
+@workflow.defn
+class RebuildWorkflow:
+    """Makes a new generation of the sales totals, or brings a retired one up to date, and switches to it."""
+
+    @workflow.init
+    def __init__(self, message: RebuildInput) -> None:
+        self._input = message
+        self._rebuild_id = ""
+        self._lines: list[str] = []
+
+    @workflow.run
+    async def run(self, message: RebuildInput) -> RebuildReport:
+        self._tell(f"{message.kind}: pausing intake")
+        try:
+            await self._begin(message)
+            report = await self._steps()
+        except (ActivityError, ApplicationError, asyncio.CancelledError) as error:
+            report = await self._clean_up(error)
+        await self._forget()
+        return report
+
+    async def _begin(self, message: RebuildInput) -> None:
+        begin = asyncio.create_task(self._short(RebuildActivities.begin_rebuild, message, "pause intake"))
+        try:
+            begun: RebuildReport = await asyncio.shield(begin)
+        except asyncio.CancelledError:
+            # Its transaction may commit all the same: only its answer says what there is to clean up.
+            self._rebuild_id = (await begin).rebuild_id
+            raise
+        self._rebuild_id = begun.rebuild_id
+        self._tell(f"{begun.rebuild_id}: {begun.base_generation} -> {begun.generation}, intake paused")
+
+    async def _steps(self) -> RebuildReport:
+        self._tell("waiting until the outbox is drained")
+        fixed = await self._long(
+            RebuildActivities.await_drained,
+            self._step(bound=self._input.drain_bound),
+            "wait until drained, fix the expected set",
+            self._input.drain_bound + self._input.phase_bound,
+        )
+        self._tell(f"drained; {fixed.expected:,} orders expected; replaying")
+        replayed = await self._long(RebuildActivities.replay, self._step(), "replay the history")
+        self._tell(f"{replayed.replayed:,} events replayed; reconciling")
+        first = await self._long(RebuildActivities.reconcile, self._step(), "reconcile")
+        self._require_equal(first)
+        self._tell(f"{first.count:,} events equal by id and amount; sealing")
+        await self._short(RebuildActivities.seal, self._step(), "seal against writes")
+        self._tell("sealed; reading and reconciling again")
+        second = await self._long(RebuildActivities.certify, self._step(), "reconcile again, certify")
+        self._require_equal(second)
+        self._tell(f"certified: {second.count:,} events, digest {second.digest[:16]}...; activating")
+        report: RebuildReport = await self._short(RebuildActivities.activate, self._step(), "activate")
+        self._tell(f"{report.generation} is active; {report.base_generation} is retired")
+        return report
+
+    async def _clean_up(self, error: BaseException) -> RebuildReport:
+        reason = _reason(error)
+        if not self._rebuild_id:
+            raise ApplicationError(reason, type="Refused", non_retryable=True) from error
+        self._tell(f"ending it: {reason}")
+        report: RebuildReport = await self._short(
+            RebuildActivities.fail_rebuild, self._step(error=reason), "end without a switch"
+        )
+        if report.state == "COMPLETED":
+            self._tell(f"{report.generation} is active: the switch was made before it was ended")
+            return report
+        self._tell(f"FAILED: {reason}; {report.base_generation} stays active, intake stays paused")
+        await self._forget()
+        if is_cancelled_exception(error):
+            raise error
+        raise ApplicationError(
+            f"{self._rebuild_id} failed: {reason}; {report.base_generation} stays active and intake stays paused",
+            report,
+            type="RebuildFailed",
+            non_retryable=True,
+        ) from error
+
+    def _require_equal(self, report: ReconcileReport) -> None:
+        if report.problems:
+            raise ApplicationError(
+                "the generation differs from the orders: " + "; ".join(report.problems),
+                type="Mismatch",
+                non_retryable=True,
+            )
+
+    async def _forget(self) -> None:
+        try:
+            await self._long(RebuildActivities.forget_expected, self._step(), "remove the expected set")
+        except (ActivityError, asyncio.CancelledError):
+            # Only room in the database: what the rebuild came to stands.
+            workflow.logger.warning("the expected set of %s was not removed", self._rebuild_id)
+
+    def _step(self, *, bound: float = 0.0, error: str = "") -> RebuildStep:
+        return RebuildStep(self._rebuild_id, bound, error)
+
+    async def _short(self, step: Callable[..., Any], message: Any, summary: str) -> Any:
+        """One transaction; tried until the database is back."""
+        return await workflow.execute_activity_method(
+            step,
+            message,
+            start_to_close_timeout=DATABASE_TIMEOUT,
+            retry_policy=DATABASE_RETRY,
+            summary=summary,
+        )
+
+    async def _long(self, step: Callable[..., Any], message: Any, summary: str, bound: float | None = None) -> Any:
+        """Many transactions, with heartbeats, within a bound."""
+        bound = self._input.phase_bound if bound is None else bound
+        return await workflow.execute_activity_method(
+            step,
+            message,
+            start_to_close_timeout=timedelta(seconds=bound),
+            schedule_to_close_timeout=timedelta(seconds=bound),
+            heartbeat_timeout=timedelta(seconds=self._input.heartbeat_timeout),
+            retry_policy=DATABASE_RETRY,
+            summary=summary,
+        )
+
+    def _tell(self, line: str) -> None:
+        self._lines.append(f"- {workflow.now():%H:%M:%S} {line}")
+        workflow.set_current_details("\n".join(self._lines))
+
+
+def _reason(error: BaseException) -> str:
+    if is_cancelled_exception(error):
+        return "it was cancelled"
+    cause = error.cause if isinstance(error, ActivityError) and error.cause else error
+    if isinstance(cause, TimeoutError):
+        return "a phase did not end within its bound"
+    return getattr(cause, "message", None) or str(cause)
