@@ -73,6 +73,7 @@ class Look:
     run_grace: float  # seconds
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _presence_at: float = 0.0
+    _firsts: list[str | None] | None = None  # the first run of each long-lived one, as Temporal named them last
     _said: str | None = None
 
     async def once(self) -> None:
@@ -208,15 +209,23 @@ class Look:
         now = time.monotonic()
         if now < self._presence_at:
             return
-        statuses = [await self._run_status(stage) for stage in self.runs.stages]
-        if any(status is not WorkflowExecutionStatus.RUNNING for status in statuses):
-            logger.info("long-lived runs are missing and are started")
+        runs = [await self._run(stage) for stage in self.runs.stages]
+        missing = any(run is None or run.status is not WorkflowExecutionStatus.RUNNING for run in runs)
+        # Somebody's wake may have started the long-lived runs again before we asked, so that none is missing: another
+        # first run in the place of one that we knew tells as much.
+        firsts = [run.raw_description.workflow_execution_info.first_run_id if run else None for run in runs]
+        strangers = firsts != self._firsts
+        if missing or strangers:
             await register_search_attributes(self.runs.client)
-            if None in statuses:
-                # Temporal came back without its data: jobs and failing events have lost their runs too. Found now,
-                # not each when it is next due. Where a run is there after all, starting it again changes nothing.
-                await self.writer.write(self._forget_runs)
+        if strangers:
+            # Temporal came back without its data (or we have just started, and it may have): jobs and failing events
+            # have lost their runs too. Found now, not each when it is next due. Where a run is there after all,
+            # starting it again changes nothing.
+            await self.writer.write(self._forget_runs)
+        if missing:
+            logger.info("long-lived runs are missing and are started")
             await self.runs.ensure()
+        self._firsts = firsts
         self._presence_at = now + _PRESENCE_EVERY
 
     @staticmethod
