@@ -11,7 +11,9 @@ from contracts.errors import InvalidInput
 from store.engine import Database
 
 DURATIONS = [
-    spec.name for spec in fields(Settings) if spec.name not in ("home", "database_url", "redis_url", "attempts")
+    spec.name
+    for spec in fields(Settings)
+    if spec.name not in ("home", "database_url", "redis_url", "ui_url", "attempts")
 ]
 
 
