@@ -19,9 +19,8 @@ from tests.store.rebuilding import (
     reach,
     reconcile,
 )
-from tests.store.scenes import order
+from tests.store.scenes import append, order, publish, spread
 
-SALES = "sales_applied"
 _TOTALS = "UPDATE sales_totals SET {} WHERE generation = 'generation-1' AND currency = '{}'"
 
 
@@ -167,9 +166,7 @@ DOCTORED: dict[str, tuple[Callable[[Database], None], list[str]]] = {
 
 @pytest.mark.parametrize("kind", DOCTORED)
 @pytest.mark.parametrize("sealed", [False, True], ids=["building", "sealed"])
-def test_a_doctored_generation_is_caught_and_the_difference_named(
-    database: Database, kind: str, sealed: bool
-) -> None:
+def test_a_doctored_generation_is_caught_and_the_difference_named(database: Database, kind: str, sealed: bool) -> None:
     doctor, problems = DOCTORED[kind]
     rebuild_id = _ready(database)
     if sealed:
@@ -262,8 +259,6 @@ def test_the_largest_amounts_add_up(database: Database) -> None:
 
 
 def test_other_events_between_the_orders_are_no_part_of_the_comparison(database: Database) -> None:
-    from tests.store.scenes import append, publish, spread
-
     append(database, "job/order-1", 1, 2)
     append(database, "zz", 1)
     history(database, range(1, 4))
