@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NoReturn
 
 from sqlalchemy import Connection
 from temporalio.client import Client
@@ -22,11 +23,12 @@ from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
-from commands.failures import FAILURES, sentence
+from activities.redriving import RedriveActivities
 from config import Settings
 from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
+from failures import FAILURES, sentence
 from pipeline import event_list
 from pipeline.event_list import EventList
 from pipeline.failure import RetryPolicy
@@ -52,16 +54,22 @@ from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
 from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
+from workflows.redrive import RedriveWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow, RedriveWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
 _GRACE = timedelta(seconds=10)
+
+
+def sandbox() -> SandboxedWorkflowRunner:
+    """Where workflow code runs: what is not deterministic is out of its reach."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
 
 
 class SaiseiWorker:
@@ -109,8 +117,16 @@ class SaiseiWorker:
             if not self.hub.is_draining(receiver_id(receiver)):
                 await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
 
+        async def wake_receivers(names: Sequence[str]) -> None:
+            # Signalled also while it drains: a drain that is about to rest may have looked already.
+            awake = [receiver_id(name) for name in names if name in receiver_stages]
+            self.hub.notify(awake)
+            if awake:
+                await self.runs.wake(awake)
+
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        redrives = RedriveActivities(self.writer, wake_receivers)
         rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
@@ -124,6 +140,8 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    redrives.redrive_chunk,
+                    redrives.cancel_redrive,
                     rebuilds.begin_rebuild,
                     rebuilds.await_drained,
                     rebuilds.replay,
@@ -134,9 +152,7 @@ class SaiseiWorker:
                     rebuilds.fail_rebuild,
                     rebuilds.forget_expected,
                 ],
-                workflow_runner=SandboxedWorkflowRunner(
-                    restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
-                ),
+                workflow_runner=sandbox(),
                 max_concurrent_activities=64,
                 graceful_shutdown_timeout=_GRACE,
             ),
@@ -199,7 +215,7 @@ def addresses(settings: Settings) -> tuple[str | None, str]:
     return temporal, redis_url
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
@@ -208,7 +224,7 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    worker = SaiseiWorker(settings, client, database, redis_url)
+    worker = SaiseiWorker(settings, client, database, redis_url, receivers=receivers)
     await worker.writer.call(worker.events.ping)
     async with worker:
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
@@ -217,19 +233,28 @@ async def serve(settings: Settings) -> None:
     database.close()
 
 
-def main() -> int:
+def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(serve(Settings.from_env()))
+        asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def end(code: int) -> NoReturn:
+    """End this process now, without taking Python's interpreter down.
+
+    Temporal's threads outlive the event loop; one that comes back while the interpreter is taken down aborts the
+    process ("PyGILState_Release", exit code 134) after all its work was done.
+    """
     logging.shutdown()
-    # As in starter.py: threads of Temporal's client may abort an interpreter that is being taken down.
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -13,6 +13,7 @@ from contracts.messages import DeliveryInput, DeliveryResult
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.hub import Hub
+from pipeline.lending import lent
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
 from receivers.registry import require
@@ -83,8 +84,9 @@ class DeliveryActivities:
                 next_retry_delay=timedelta(seconds=attempt.retry_in or 0),
                 category=ApplicationErrorCategory.BENIGN,
             )
-        await self._settled(message.receiver)
+        # Word first: a drain that is about to rest sees it, and one that rests already is woken by what follows.
         self._hub.notify([receiver_id(message.receiver)])
+        await self._settled(message.receiver)
         return attempt.result
 
     @activity.defn
@@ -170,7 +172,8 @@ class DeliveryActivities:
         try:
             if fail:
                 raise DrillFailure(f"{receiver.name} was told to fail")
-            receiver.deliver(connection, delivery.event)
+            with lent(connection):
+                receiver.deliver(connection, delivery.event)
         except Exception as error:
             if is_infrastructure_error(error):
                 raise

@@ -81,6 +81,8 @@ _NEXT = (
     )
     .order_by(deliveries.c.position)
     .limit(sa.bindparam("limit"))
+    # Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
+    .with_hint(deliveries, "INDEXED BY deliveries_pending", "sqlite")
 )
 
 
@@ -274,7 +276,10 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         ).scalars()
     )
     running = connection.execute(
-        sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1)
+        sa.select(sa.func.count())
+        .select_from(deliveries)
+        .where(*of_receiver, deliveries.c.has_run == 1)
+        .with_hint(deliveries, "INDEXED BY deliveries_due", "sqlite")
     ).scalar_one()
     new = list(
         connection.execute(
@@ -301,3 +306,10 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
             .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
         )
     ]
+
+
+def forget_runs(connection: Connection) -> None:
+    """Temporal lost its runs: every `retrying` delivery gets a new one by `claim_runs`."""
+    connection.execute(
+        sa.update(deliveries).where(sa.text("status = 'retrying'"), deliveries.c.has_run == 1).values(has_run=0)
+    )
