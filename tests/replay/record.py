@@ -21,7 +21,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from config import Settings
 from contracts.events import ORDER_PLACED, Event
-from contracts.messages import DeliveryInput, FulfilmentInput, StageInput, Timings
+from contracts.messages import DeliveryInput, FulfilmentInput, RebuildInput, StageInput, Timings
 from contracts.names import FAN_OUT_ID, RELAY_ID, TASK_QUEUE, delivery_id, receiver_id
 from embedded import TemporalServer, ValkeyServer
 from receivers.base import Receiver
@@ -144,6 +144,19 @@ async def record_deliveries(worker: SaiseiWorker) -> None:
         await save(f"delivery-{name}", client.get_workflow_handle(started.id, run_id=started.result_run_id))
 
 
+async def record_rebuilds(worker: SaiseiWorker) -> None:
+    """Rebuild: completed, and ended by a person."""
+    for name in ("completed", "cancelled"):
+        handle = await worker.runs.start_rebuild(RebuildInput(resume=True, phase_bound=60))
+        if name == "cancelled":
+            await handle.cancel()
+        try:
+            await handle.result()
+        except WorkflowFailureError:
+            assert name == "cancelled"
+        await save(f"rebuild-{name}", worker.runs.client.get_workflow_handle(handle.id, run_id=handle.result_run_id))
+
+
 async def record_stages(worker: SaiseiWorker) -> None:
     """Relay, fan-out and a receiver: the run that continued as new, and the one after it."""
     client = worker.runs.client
@@ -201,6 +214,7 @@ async def record() -> None:
             )
             await record_deliveries(worker)
             await record_jobs(worker)
+            await record_rebuilds(worker)
             await record_stages(worker)
 
 

@@ -25,6 +25,8 @@ CASES = {
     "fulfilment-completed",
     "fulfilment-failed",
     "fulfilment-resumed",
+    "rebuild-cancelled",
+    "rebuild-completed",
     "receiver-continued-as-new",
     "receiver-running",
     "relay-continued-as-new",
