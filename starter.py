@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commands import api, database, demo, events, jobs, labs, links, orders, queues, stack, status
+from commands import api, database, dead, demo, events, jobs, labs, links, orders, queues, stack, status
 from commands.context import Context
 from commands.failures import FAILURES, sentence
 from commands.parsing import Commands, Parser, Run, WrongUsage
 
-_MODULES = (stack, database, orders, jobs, events, status, queues, links, api, labs, demo)
+_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links, api, labs, demo)
 
 
 def parser() -> Parser:

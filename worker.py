@@ -22,6 +22,7 @@ from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
+from activities.redriving import RedriveActivities
 from commands.failures import FAILURES, sentence
 from config import Settings
 from contracts.errors import Unreachable
@@ -52,16 +53,22 @@ from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
 from workflows.rebuild import RebuildWorkflow
 from workflows.receiver import ReceiverWorkflow
+from workflows.redrive import RedriveWorkflow
 from workflows.relay import RelayWorkflow
 
 logger = logging.getLogger("saisei.worker")
 
 PIPELINE_WORKFLOWS = (RelayWorkflow, FanOutWorkflow, ReceiverWorkflow)
-WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow)
+WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildWorkflow, RedriveWorkflow)
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
 _GRACE = timedelta(seconds=10)
+
+
+def sandbox() -> SandboxedWorkflowRunner:
+    """Where workflow code runs: what is not deterministic is out of its reach."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
 
 
 class SaiseiWorker:
@@ -109,8 +116,16 @@ class SaiseiWorker:
             if not self.hub.is_draining(receiver_id(receiver)):
                 await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
 
+        async def wake_receivers(names: Sequence[str]) -> None:
+            # Signalled also while it drains: a drain that is about to rest may have looked already.
+            awake = [receiver_id(name) for name in names if name in receiver_stages]
+            self.hub.notify(awake)
+            if awake:
+                await self.runs.wake(awake)
+
         deliveries = DeliveryActivities(self.writer, self.receivers, self.hub, retry=retry, settled=settled)
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
+        redrives = RedriveActivities(self.writer, wake_receivers)
         rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
         self._workers = (
@@ -124,6 +139,8 @@ class SaiseiWorker:
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,
+                    redrives.redrive_chunk,
+                    redrives.cancel_redrive,
                     rebuilds.begin_rebuild,
                     rebuilds.await_drained,
                     rebuilds.replay,
@@ -134,9 +151,7 @@ class SaiseiWorker:
                     rebuilds.fail_rebuild,
                     rebuilds.forget_expected,
                 ],
-                workflow_runner=SandboxedWorkflowRunner(
-                    restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS)
-                ),
+                workflow_runner=sandbox(),
                 max_concurrent_activities=64,
                 graceful_shutdown_timeout=_GRACE,
             ),

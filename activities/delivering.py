@@ -13,6 +13,7 @@ from contracts.messages import DeliveryInput, DeliveryResult
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.hub import Hub
+from pipeline.lending import lent
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
 from receivers.registry import require
@@ -170,7 +171,8 @@ class DeliveryActivities:
         try:
             if fail:
                 raise DrillFailure(f"{receiver.name} was told to fail")
-            receiver.deliver(connection, delivery.event)
+            with lent(connection):
+                receiver.deliver(connection, delivery.event)
         except Exception as error:
             if is_infrastructure_error(error):
                 raise

@@ -107,6 +107,26 @@ class FulfilmentResult:
 
 
 @dataclass(frozen=True)
+class RedriveInput:
+    """A redrive whose set is frozen in the database. `receiver`: the one it is for, where one was named."""
+
+    request_id: str
+    receiver: str | None = None
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True)
+class RedriveReport:
+    """How far a redrive is: its state, and of `total` dead letters how many are pending again (`taken`) or were no
+    dead letters any more (`skipped`)."""
+
+    state: str
+    total: int = 0
+    taken: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
 class RebuildInput:
     """A rebuild, or a rollback to a retired generation (`target`, or the one that was active last).
 

@@ -13,6 +13,8 @@ OUTBOX_LIST = "outbox.events"
 PROCESSED_HASH = "processed"
 PROCESSED_PREVIOUS = "processed.previous"
 
+REDRIVE_RUNNING, REDRIVE_COMPLETED, REDRIVE_CANCELLED = "RUNNING", "COMPLETED", "CANCELLED"
+
 CHARGE = "charge"
 SHIP = "ship"
 
@@ -25,6 +27,11 @@ def receiver_id(receiver: str) -> str:
 def delivery_id(receiver: str, event_id: str) -> str:
     """Workflow id of the run that retries one event at one receiver."""
     return f"delivery/{receiver}/{event_id}"
+
+
+def redrive_id(request_id: str) -> str:
+    """Workflow id of the run that makes one request's dead letters pending again."""
+    return f"redrive/{request_id}"
 
 
 def job_workflow_id(job_id: str) -> str:

@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
-from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id
+from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
@@ -28,11 +28,14 @@ from store.deliveries import claim_runs, first_next, retrying_exists
 from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, end_job, postpone_look
 from store.outbox import first_pending, lost_events, reset_to_pending
 from store.rebuild import fail_rebuild, running_rebuild
+from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
 
 logger = logging.getLogger(__name__)
 
 _LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
+_REDRIVES_AT_ONCE = 20
+_REDRIVE_EVERY_MS = 10_000
 _REBUILD_GRACE_MS = 2_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
@@ -70,6 +73,7 @@ class Look:
             self._stalled_stages,
             self._failing_events,
             self._jobs,
+            self._redrives,
             self._rebuild,
             self._presence,
         ):
@@ -162,6 +166,20 @@ class Look:
         if run.close_time is None:
             return False
         return run.close_time.timestamp() * 1000 < await self.writer.read(partial(asked_for_at, job_id=job_id))
+
+    async def _redrives(self) -> None:
+        now = now_ms()
+        for redrive in await self.writer.read(lambda connection: redrives_due(connection, now, _REDRIVES_AT_ONCE)):
+            status = await self._run_status(redrive_id(redrive.request_id))
+            if status is None:
+                await self.runs.start_redrive(redrive.request_id, redrive.filters.get("receiver"))
+            elif status is not WorkflowExecutionStatus.RUNNING:
+                # Ended from outside before it could say so. Not ours to restart: somebody wanted it to stop.
+                note = f"its run was {status.name.lower()}; a redrive with another request id takes the rest"
+                await self.writer.write(partial(cancel_redrive, request_id=redrive.request_id, note=note, now=now_ms()))
+                continue
+            look_at = now + _REDRIVE_EVERY_MS
+            await self.writer.write(partial(postpone_redrive_look, request_id=redrive.request_id, look_at=look_at))
 
     async def _rebuild(self) -> None:
         """A rebuild whose run is gone (terminated, or Temporal lost its data) is marked as failed."""

@@ -18,6 +18,7 @@ from contracts.events import Event
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.fan_out import relay_rests
+from pipeline.lending import lent
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
@@ -155,7 +156,8 @@ class ReceiverStage:
             return
         savepoint = connection.begin_nested()
         try:
-            self._receiver.deliver_batch(connection, events)
+            with lent(connection):
+                self._receiver.deliver_batch(connection, events)
         except Exception as error:
             if is_infrastructure_error(error):
                 raise

@@ -18,7 +18,15 @@ from temporalio.common import (
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
-from contracts.messages import DeliveryInput, FulfilmentInput, RebuildInput, ReceiverInput, StageInput, Timings
+from contracts.messages import (
+    DeliveryInput,
+    FulfilmentInput,
+    RebuildInput,
+    ReceiverInput,
+    RedriveInput,
+    StageInput,
+    Timings,
+)
 
 _RPC_TIMEOUT = timedelta(seconds=5)
 
@@ -83,6 +91,21 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
                 ]
             ),
+            rpc_timeout=_RPC_TIMEOUT,
+        )
+
+    async def start_redrive(self, request_id: str, receiver: str | None) -> WorkflowHandle[Any, Any]:
+        """The run of a redrive whose set is frozen; attaches to the one that is open."""
+        attributes = [SearchAttributePair(search.RECEIVER, receiver)] if receiver else []
+        return await self.client.start_workflow(
+            "RedriveWorkflow",
+            RedriveInput(request_id, receiver, self._timings),
+            id=names.redrive_id(request_id),
+            task_queue=names.TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
+            search_attributes=TypedSearchAttributes(attributes),
             rpc_timeout=_RPC_TIMEOUT,
         )
 

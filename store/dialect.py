@@ -40,6 +40,12 @@ def pack(connection: Connection, values: Sequence[str] | Sequence[int]) -> Any:
     return json.dumps(list(values)) if connection.dialect.name == "sqlite" else list(values)
 
 
+def index_of(connection: Connection, column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[int]:
+    """Where `text` begins in `column`, from 1, or 0; letters are told apart by case on both databases, unlike LIKE."""
+    find = sa.func.instr if connection.dialect.name == "sqlite" else sa.func.strpos
+    return find(column, text, type_=sa.Integer)
+
+
 def for_update(
     connection: Connection, statement: sa.Select[Any], *, shared: bool = False, of: Table | None = None
 ) -> sa.Select[Any]:

@@ -125,6 +125,7 @@ deliveries = Table(
     Column("has_run", Integer, nullable=False, server_default="0"),
     Column("settled_at", BigInteger),  # when it became dead or waived
     Column("reason", Text),  # why a person waived it
+    Column("settled_by", Text),  # who waived it
     sqlite_with_rowid=False,
 )
 Index(
@@ -145,6 +146,16 @@ Index(
     deliveries.c.receiver,
     deliveries.c.next_attempt_at,
     **_where("status = 'retrying'"),
+)
+
+# What a person looks through: few of many deliveries, in the order that they are listed in. The status comes first,
+# or SQLite would take the primary key where a receiver is named, and read all that it was ever delivered.
+Index(
+    "deliveries_set_aside",
+    deliveries.c.status,
+    deliveries.c.receiver,
+    deliveries.c.position,
+    **_where("status IN ('dead', 'waived')"),
 )
 
 jobs = Table(
@@ -289,17 +300,41 @@ redrives = Table(
     "redrives",
     metadata,
     Column("request_id", Text, primary_key=True),
-    Column("state", Text, nullable=False),
+    Column("filters", Text, nullable=False),  # canonical JSON: the same request with other filters is a conflict
+    Column(
+        "state",
+        Text,
+        CheckConstraint("state IN ('RUNNING', 'COMPLETED', 'CANCELLED')"),
+        nullable=False,
+    ),
+    # Counted along with the items, so that progress need not count a hundred thousand rows each time.
+    Column("total", BigInteger, nullable=False),
+    Column("taken", BigInteger, nullable=False),
+    Column("skipped", BigInteger, nullable=False),
+    Column("note", Text),  # why it was cancelled
     Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("look_at", BigInteger, nullable=False),  # when the look next makes sure that it has a run
+    CheckConstraint("taken + skipped <= total", name="within_the_frozen_set"),
 )
+Index("redrives_running", redrives.c.look_at, **_where("state = 'RUNNING'"))
 
 redrive_items = Table(
     "redrive_items",
     metadata,
     Column("request_id", Text, primary_key=True),
-    Column("receiver", Text, primary_key=True),
     Column("position", _Position, primary_key=True),
-    Column("taken_at", BigInteger),
+    Column("receiver", Text, primary_key=True),
+    Column("taken_at", BigInteger),  # set once; the item is not touched again, whatever becomes of the delivery
+    Column("skipped", Integer, nullable=False, server_default="0"),  # 1: it was no dead letter any more
+    sqlite_with_rowid=False,
+)
+Index(
+    "redrive_items_waiting",
+    redrive_items.c.request_id,
+    redrive_items.c.position,
+    redrive_items.c.receiver,
+    **_where("taken_at IS NULL"),
 )
 
 control = Table(

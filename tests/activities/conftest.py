@@ -1,0 +1,23 @@
+"""The servers and the databases."""
+
+from tests.servers import (  # noqa: F401
+    anyio_backend,
+    client,
+    redis_url,
+    short_client,
+    short_history_server,
+    skipper,
+    temporal_server,
+    valkey_server,
+)
+from tests.store.conftest import (  # noqa: F401
+    database,
+    database_url,
+    open_database,
+    postgres,
+    postgres_admin,
+    postgres_url,
+    sqlite,
+    sqlite_template,
+    sqlite_url,
+)
