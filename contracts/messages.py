@@ -131,7 +131,8 @@ class RebuildInput:
     """A rebuild, or a rollback to a retired generation (`target`, or the one that was active last).
 
     `resume`: open intake again once it is activated. `drain_bound`: seconds that the wait for a drained outbox may
-    take; `phase_bound`: seconds for each later phase.
+    take; `phase_bound`: seconds for each later phase. `hold`: a drill; it stops once the new generation is found equal,
+    before it is sealed, until the signal `proceed`.
     """
 
     kind: str = "rebuild"
@@ -140,6 +141,7 @@ class RebuildInput:
     drain_bound: float = 600.0
     phase_bound: float = 3600.0
     heartbeat_timeout: float = 12.0
+    hold: bool = False
 
 
 @dataclass(frozen=True)
