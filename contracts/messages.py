@@ -43,13 +43,15 @@ class DrainInput:
 @dataclass(frozen=True)
 class DrainReport:
     """What one drain did. `more`: it stopped for its time, the worker's shutdown or a change of its hold, not for lack
-    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold."""
+    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold; `waits` while it rests with
+    events that are not settled: a sentence that names the oldest and what it waits for."""
 
     events: int
     batches: int
     more: bool
     held_since: int | None = None
     reason: str | None = None
+    waits: str | None = None
 
 
 @dataclass(frozen=True)
