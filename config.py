@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from urllib.parse import quote
 
 from contracts.errors import InvalidInput
 from contracts.messages import Timings
@@ -31,7 +32,7 @@ class Settings:
     safety_timer: float = 900.0  # the last net under lost wakes
     look: float = 1.0  # how often lost work is looked for
     lost_after: float = 30.0  # a message pushed this long ago and not in the list is lost
-    busy: float = 5.0  # longest wait for the database's write lock; heartbeat must exceed it
+    busy: float = 5.0  # longest wait for the database's write lock; heartbeat must exceed it twice
     # Retries of one event at one receiver.
     attempts: int = 5
     backoff: float = 1.0  # doubling from here
@@ -56,20 +57,22 @@ class Settings:
             except ValueError:
                 values[spec.name] = -1
             if not 0 < values[spec.name] < 10**6:
-                problems[f"SAISEI_{spec.name.upper()}"] = f"{text!r} is not a positive number"
+                number = "whole number" if kind is int else "number"
+                problems[f"SAISEI_{spec.name.upper()}"] = f"{text!r} is not a positive {number} below 1,000,000"
         if problems:
             raise InvalidInput(problems)
         settings = cls(
             home=home,
-            database_url=env.get("DATABASE_URL") or f"sqlite:///{home / 'saisei.db'}",
+            database_url=env.get("DATABASE_URL") or f"sqlite:///{quote(str(home / 'saisei.db'))}",
             redis_url=env.get("REDIS_URL") or None,
             # The embedded stack tells its children by the second name: it hides TEMPORAL_* of other servers from them.
             ui_url=env.get("TEMPORAL_UI_URL") or env.get("SAISEI_UI_URL") or None,
             **values,  # type: ignore[arg-type]
         )
-        if settings.heartbeat < settings.busy + 1:
-            # A drain waiting for the lock would be taken for dead, and a second one started beside it.
-            raise InvalidInput({"SAISEI_HEARTBEAT": "must exceed SAISEI_BUSY by at least a second"})
+        if settings.heartbeat < 2 * settings.busy + 1:
+            # A drain waits in line for the lock, then for a program that is not ours. Without a heartbeat meanwhile
+            # it would be taken for dead, and a second one started beside it.
+            raise InvalidInput({"SAISEI_HEARTBEAT": "must exceed twice SAISEI_BUSY by at least a second"})
         return settings
 
     @property

@@ -32,8 +32,8 @@ from commands import (
     status,
 )
 from commands.context import Context
-from commands.failures import FAILURES, sentence
 from commands.parsing import Commands, Parser, Run, WrongUsage
+from failures import FAILURES, sentence
 
 _MODULES = (
     *(stack, database, orders, jobs, events, dead, status, queues, links, api),

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NoReturn
 
 from sqlalchemy import Connection
 from temporalio.client import Client
@@ -23,11 +24,11 @@ from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
-from commands.failures import FAILURES, sentence
 from config import Settings
 from contracts.errors import Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
+from failures import FAILURES, sentence
 from pipeline import event_list
 from pipeline.event_list import EventList
 from pipeline.failure import RetryPolicy
@@ -214,7 +215,7 @@ def addresses(settings: Settings) -> tuple[str | None, str]:
     return temporal, redis_url
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
@@ -223,7 +224,7 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    worker = SaiseiWorker(settings, client, database, redis_url)
+    worker = SaiseiWorker(settings, client, database, redis_url, receivers=receivers)
     await worker.writer.call(worker.events.ping)
     async with worker:
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
@@ -232,19 +233,28 @@ async def serve(settings: Settings) -> None:
     database.close()
 
 
-def main() -> int:
+def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(serve(Settings.from_env()))
+        asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def end(code: int) -> NoReturn:
+    """End this process now, without taking Python's interpreter down.
+
+    Temporal's threads outlive the event loop; one that comes back while the interpreter is taken down aborts the
+    process ("PyGILState_Release", exit code 134) after all its work was done.
+    """
     logging.shutdown()
-    # As in starter.py: threads of Temporal's client may abort an interpreter that is being taken down.
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -84,8 +84,9 @@ class DeliveryActivities:
                 next_retry_delay=timedelta(seconds=attempt.retry_in or 0),
                 category=ApplicationErrorCategory.BENIGN,
             )
-        await self._settled(message.receiver)
+        # Word first: a drain that is about to rest sees it, and one that rests already is woken by what follows.
         self._hub.notify([receiver_id(message.receiver)])
+        await self._settled(message.receiver)
         return attempt.result
 
     @activity.defn

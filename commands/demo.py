@@ -23,6 +23,7 @@ from contracts import search
 from contracts.errors import SaiseiError, Unreachable
 from intake import Intake
 from labs import delivery, live, outbox
+from labs.scratch import ended_at_once
 from labs.verdict import Verdict
 from pipeline.failure import describe
 from runs.connect import configured_address
@@ -128,7 +129,8 @@ async def _live(context: Context, servers: _Servers) -> Verdict:
             if servers.keep:
                 stack.keep()
             servers.stay = not stack.attached
-            if servers.stay and context.ui_url is not None:
+            # A link must not lead to what is about to stop.
+            if context.ui_url is not None and (servers.stay or configured_address() is not None):
                 servers.links = _links(context.ui_url, runs)
 
 
@@ -139,7 +141,7 @@ def _stack(context: Context) -> Iterator[embedded.Stack]:
     stack = context.stack
     try:
         if stack is None:
-            with context.messages.status("starting servers and a worker"):
+            with context.messages.status("starting servers and a worker"), ended_at_once():
                 stack = context.stack = _start(context)
         elif "worker" in stack.failing:
             raise Unreachable(
@@ -194,4 +196,4 @@ def _show(verdicts: list[Verdict], servers: _Servers) -> None:
     if servers.stay:
         print("the servers stay up; `make down` stops them")
     else:
-        print("the servers are stopped; `starter.py demo --keep` leaves them up, with links into the Web UI")
+        print("what was started is stopped; `starter.py demo --keep` leaves it up, with links into the Web UI")

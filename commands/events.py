@@ -15,9 +15,9 @@ from contracts.errors import NotFound, Refused, Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import FAN_OUT_ID
 from store.clock import iso
-from store.deliveries import DONE, Delivery, deliveries_of
-from store.outbox import OutboxRow, find_event, publish_again
-from store.receivers import registered_receivers
+from store.deliveries import DONE, PENDING, Delivery, deliveries_of
+from store.outbox import find_event, publish_again
+from store.receivers import get_hold, registered_receivers
 
 _MOST_TIMES = 100_000
 _AT_ONCE = 1000  # entries of one push
@@ -56,9 +56,15 @@ def add(commands: Commands) -> None:
     duplicate.add_argument("--times", type=whole_number(1, _MOST_TIMES), default=1, help="how often (once if not said)")
 
 
-def event_document(row: OutboxRow, deliveries: Iterable[Delivery]) -> dict[str, Any]:
-    """The event as JSON shows it, here and over HTTP."""
+def event_document(connection: Connection, name: str) -> dict[str, Any]:
+    """The event of that id, or of that order, and its deliveries, as JSON shows them here and over HTTP.
+
+    `held` is a pending delivery at a receiver that is on hold. Raises NotFound.
+    """
+    row = find_event(connection, name)
     event = row.event
+    deliveries = deliveries_of(connection, event.event_id)
+    held = {each.receiver for each in deliveries if each.status == PENDING and get_hold(connection, each.receiver)}
     return {
         "event_id": event.event_id,
         "aggregate_id": event.aggregate_id,
@@ -71,7 +77,7 @@ def event_document(row: OutboxRow, deliveries: Iterable[Delivery]) -> dict[str, 
         "deliveries": [
             {
                 "receiver": delivery.receiver,
-                "state": delivery.status,
+                "state": "held" if delivery.receiver in held else delivery.status,
                 "attempts": delivery.attempts,
                 "last_error": delivery.last_error,
                 "next_attempt_at": _time(delivery.next_attempt_at),
@@ -114,8 +120,7 @@ async def _publish(context: Context, args: Namespace) -> int:
 
 async def _show(context: Context, args: Namespace) -> int:
     with context.database.read() as connection:
-        row = find_event(connection, args.event)
-        document = event_document(row, deliveries_of(connection, row.event.event_id))
+        document = event_document(connection, args.event)
     if context.json:
         context.result(document)
     else:

@@ -15,9 +15,7 @@ from contracts.identifiers import order_placed_id
 from contracts.orders import Order, parse_order
 from intake import Intake
 from store.clock import iso
-from store.deliveries import deliveries_of
 from store.orders import PlacedOrder, get_order
-from store.outbox import find_event
 
 _MOST = 1_000_000
 _OWN = ("sku", "qty", "amount", "currency")
@@ -102,6 +100,8 @@ async def _place(context: Context, args: Namespace) -> int:
                 cold = placed[-1]
     finally:
         # Also when a later one was refused: those before it are durable, and should not wait for the look.
+        if 0 < len(placed) < len(orders):
+            context.say(f"{len(placed)} of {len(orders)} orders are recorded")
         if cold is not None and not await intake.wake_if_cold(cold):
             context.say("the orders are recorded; Temporal does not answer, so they flow once it is back")
     new = sum(each.created for each in placed)
@@ -116,8 +116,7 @@ async def _place(context: Context, args: Namespace) -> int:
 async def _show(context: Context, args: Namespace) -> int:
     with context.database.read() as connection:
         document = order_document(get_order(connection, args.id))
-        row = find_event(connection, order_placed_id(str(document["id"])))
-        event = event_document(row, deliveries_of(connection, row.event.event_id))
+        event = event_document(connection, order_placed_id(str(document["id"])))
     if context.json:
         context.result({**document, "event": event})
     else:

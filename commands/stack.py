@@ -214,7 +214,7 @@ def _print(context: Context, stack: Stack, started: bool) -> None:
     context.fields(addresses)
     if links:
         context.line("")
-        context.table(["what", "link"], links)
+        context.fields(dict(links))
 
 
 def _without_password(url: str | None) -> str | None:

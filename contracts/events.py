@@ -35,4 +35,4 @@ class Event:
 
 def payload_text(payload: Mapping[str, Any]) -> str:
     """The one JSON form of a payload: compact, keys sorted, so equal payloads are equal texts."""
-    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)

@@ -16,7 +16,7 @@ CHF CLP CNY COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL 
 HNL HTG HUF IDR ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD
 MAD MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN
 PYG QAR RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY
-TTD TWD TZS UAH UGX USD UYU UZS VED VES VND VUV WST XAF XCD XOF XPF YER ZAR ZMW ZWG
+TTD TWD TZS UAH UGX USD UYU UZS VED VES VND VUV WST XAF XCD XCG XOF XPF YER ZAR ZMW ZWG
 """
 CURRENCIES = frozenset(_CODES.split())
 
@@ -63,7 +63,7 @@ def parse_order(fields: Mapping[str, Any]) -> Order:
     # Asked for its type first: a list or an object cannot even be looked for in a set.
     if not isinstance(currency, str) or currency not in CURRENCIES:
         problems["currency"] = "must be an ISO 4217 code such as JPY"
-    for name in fields.keys() - {"id", "sku", "qty", "amount", "currency"}:
+    for name in sorted(fields.keys() - {"id", "sku", "qty", "amount", "currency"}, key=str):
         problems[str(name)[:MAX_ID_LENGTH]] = "is not a field of an order"
     if problems:
         raise InvalidInput(problems)

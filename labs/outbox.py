@@ -1,8 +1,7 @@
 """The outbox, step by step: what is lost without it, what it costs (duplicates), and how these are absorbed.
 
-Runs the product's own store, relay and fan-out, by hand and one after the other, on a database in a folder that the
-caller names and on a scratch Valkey. Each file that it writes holds what was counted, not what was hoped for.
-"""
+Runs the product's own store, relay and fan-out, one after the other, on a database in a folder that the caller names
+and on a scratch Valkey. What it writes was counted, not hoped for."""
 
 import contextlib
 import fcntl

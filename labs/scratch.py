@@ -61,7 +61,6 @@ async def scratch_stack(
         with contextlib.ExitStack() as held:
             held.enter_context(_ended_like_ctrl_c())
             held.enter_context(_log_file(home / "worker.log"))
-            # Not in a thread: Ctrl-C meanwhile is seen at the next await, when the stack has an owner.
             stack = held.enter_context(_start(home, services, headless=not keep))
             yield Scratch(home, stack, keep)
             if keep:
@@ -94,9 +93,25 @@ async def scratch_worker(
 
 def _start(home: Path, services: Sequence[str], *, headless: bool) -> embedded.Stack:
     try:
-        return embedded.start(home, services=services, search_attributes=search.START_DEV, headless=headless)
+        with ended_at_once():
+            return embedded.start(home, services=services, search_attributes=search.START_DEV, headless=headless)
     except embedded.EmbeddedError as error:
         raise Unreachable(f"the walk-through's own servers cannot be started: {error}") from error
+
+
+@contextlib.contextmanager
+def ended_at_once() -> Iterator[None]:
+    """For a start that blocks the event loop: asyncio would only note Ctrl-C, here it ends the start, which then stops
+    what was started half. SIGTERM and a closed terminal do the same."""
+    former = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    former = {n: handler for n, handler in former.items() if handler not in (signal.SIG_IGN, None)}
+    for number in former:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _keep(stack: embedded.Stack) -> None:

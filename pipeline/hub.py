@@ -26,6 +26,10 @@ class Hub:
                 await event.wait()
         event.clear()
 
+    def is_notified(self, stage: str) -> bool:
+        """Whether there is word for the stage that nobody has waited for yet."""
+        return self._event(stage).is_set()
+
     @contextlib.contextmanager
     def draining(self, stage: str) -> Iterator[None]:
         """Marks the stage as drained by this worker for the block."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import redis
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
@@ -25,8 +26,15 @@ from pipeline.writer import Writer
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
-from store.deliveries import claim_runs, first_next, retrying_exists
-from store.jobs import JOB_LOOK_MS, asked_for_at, due_for_look, end_job, postpone_look
+from store.deliveries import claim_runs, first_next, forget_runs, retrying_exists
+from store.jobs import (
+    JOB_LOOK_MS,
+    asked_for_at,
+    due_for_look,
+    hasten_looks,
+    postpone_look,
+    settle_lost_job,
+)
 from store.outbox import first_pending
 from store.rebuild import fail_rebuild, running_rebuild
 from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
@@ -148,25 +156,24 @@ class Look:
                 completed = run.status is WorkflowExecutionStatus.COMPLETED
                 what = run.status.name.lower() if run.status else "lost"
                 sentence = None if completed else f"its run was {what}; `job run {job_id}` resumes it"
-                await self.writer.write(partial(end_job, job_id=job_id, error=sentence))
+                await self.writer.write(partial(settle_lost_job, job_id=job_id, error=sentence, now=now))
                 continue
             await self.writer.write(partial(postpone_look, job_id=job_id, look_at=now + JOB_LOOK_MS))
 
     async def _is_older(self, run: WorkflowExecutionDescription, job_id: str) -> bool:
         """Whether the run had ended before the job was asked for (again): Temporal was away, and it has no run yet."""
-        if run.close_time is None:
-            return False
-        return run.close_time.timestamp() * 1000 < await self.writer.read(partial(asked_for_at, job_id=job_id))
+        return _ended_before(run, await self.writer.read(partial(asked_for_at, job_id=job_id)))
 
     async def _redrives(self) -> None:
         now = now_ms()
         for redrive in await self.writer.read(lambda connection: redrives_due(connection, now, _REDRIVES_AT_ONCE)):
-            status = await self._run_status(redrive_id(redrive.request_id))
-            if status is None:
+            run = await self._run(redrive_id(redrive.request_id))
+            if run is None or _ended_before(run, redrive.created_at):
                 await self.runs.start_redrive(redrive.request_id, redrive.filters.get("receiver"))
-            elif status is not WorkflowExecutionStatus.RUNNING:
+            elif run.status is not WorkflowExecutionStatus.RUNNING:
                 # Ended from outside before it could say so. Not ours to restart: somebody wanted it to stop.
-                note = f"its run was {status.name.lower()}; a redrive with another request id takes the rest"
+                what = run.status.name.lower() if run.status else "lost"
+                note = f"its run was {what}; a redrive with another request id takes the rest"
                 await self.writer.write(partial(cancel_redrive, request_id=redrive.request_id, note=note, now=now_ms()))
                 continue
             look_at = now + _REDRIVE_EVERY_MS
@@ -191,8 +198,17 @@ class Look:
         if any(status is not WorkflowExecutionStatus.RUNNING for status in statuses):
             logger.info("long-lived runs are missing and are started")
             await register_search_attributes(self.runs.client)
+            if None in statuses:
+                # Temporal came back without its data: jobs and failing events have lost their runs too. Found now,
+                # not each when it is next due. Where a run is there after all, starting it again changes nothing.
+                await self.writer.write(self._forget_runs)
             await self.runs.ensure()
         self._presence_at = now + _PRESENCE_EVERY
+
+    @staticmethod
+    def _forget_runs(connection: Connection) -> None:
+        forget_runs(connection)
+        hasten_looks(connection, now_ms())
 
     async def _run_status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
         run = await self._run(workflow_id)
@@ -205,3 +221,8 @@ class Look:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
             raise
+
+
+def _ended_before(run: WorkflowExecutionDescription, moment: int) -> bool:
+    """Whether it ended before `moment` (UTC ms): then it is about something else."""
+    return run.close_time is not None and run.close_time.timestamp() * 1000 < moment

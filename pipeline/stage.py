@@ -79,7 +79,9 @@ async def drain(
                 continue
             now = time.monotonic()
             idle_since = idle_since or now
-            if now - idle_since >= limits.idle and await stage.may_rest(now - idle_since):
+            may_rest = now - idle_since >= limits.idle and await stage.may_rest(now - idle_since)
+            # Word that came after that last look would be lost: whoever gave it saw a drain at work, and sent no wake.
+            if may_rest and not hub.is_notified(stage.name):
                 return report(more=False)
             if hold is not None:
                 await asyncio.sleep(probe)

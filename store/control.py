@@ -25,6 +25,7 @@ class Control:
 
 def initialize(connection: Connection, now: int) -> None:
     """Tables, the control row and the first generation; changes nothing the second time."""
+    lock_intake(connection, exclusive=True)  # two that create one table at once fail on PostgreSQL
     metadata.create_all(connection)
     connection.execute(
         insert(connection, generations)

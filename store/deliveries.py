@@ -71,22 +71,18 @@ def _unfinished_before(of: sa.FromClause) -> sa.Exists:
     )
 
 
-# Each is true of every row in question. Without a second term SQLite takes the primary key, which begins with the
-# receiver too, for as good as the partial index, and walks over all that the receiver has ever done for each batch.
-_BY_INDEX = sa.text("deliveries.position > 0")
-_DUE_BY_INDEX = sa.text("deliveries.next_attempt_at > 0")
-
 _NEXT = (
     sa.select(*_EVENT)
     .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
-        _BY_INDEX,
         ~_failing_before(deliveries),
     )
     .order_by(deliveries.c.position)
     .limit(sa.bindparam("limit"))
+    # Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
+    .with_hint(deliveries, "INDEXED BY deliveries_pending", "sqlite")
 )
 
 
@@ -251,7 +247,7 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
 
 def retrying_exists(connection: Connection, receiver: str, most_open: int, overdue: int) -> bool:
     """Whether `claim_runs` with these arguments would find something, without a write transaction."""
-    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"), _DUE_BY_INDEX)
+    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
     count = sa.func.count()
     rows = connection.execute(
         sa.select(deliveries.c.has_run, count, sa.func.min(deliveries.c.next_attempt_at))
@@ -270,7 +266,7 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
     run, and is named again. Starting a run that exists is harmless.
     """
     lock_receiver(connection, receiver)  # two that count at once would both find room
-    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"), _DUE_BY_INDEX)
+    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
     lost = list(
         connection.execute(
             sa.select(deliveries.c.position)
@@ -280,7 +276,10 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         ).scalars()
     )
     running = connection.execute(
-        sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1)
+        sa.select(sa.func.count())
+        .select_from(deliveries)
+        .where(*of_receiver, deliveries.c.has_run == 1)
+        .with_hint(deliveries, "INDEXED BY deliveries_due", "sqlite")
     ).scalar_one()
     new = list(
         connection.execute(
@@ -307,3 +306,10 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
             .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
         )
     ]
+
+
+def forget_runs(connection: Connection) -> None:
+    """Temporal lost its runs: every `retrying` delivery gets a new one by `claim_runs`."""
+    connection.execute(
+        sa.update(deliveries).where(sa.text("status = 'retrying'"), deliveries.c.has_run == 1).values(has_run=0)
+    )

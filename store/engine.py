@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from contracts.errors import InvalidInput, StoreBusy, TransactionLost, Unreachable
@@ -136,6 +137,8 @@ class Database:
             },
         )
 
+        engine.dialect.statement_compiler = _WithIndexHints
+
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-32768"):
@@ -169,6 +172,13 @@ class Database:
             _require_open(connection)
 
         return engine
+
+
+class _WithIndexHints(SQLiteCompiler):
+    """Renders `.with_hint(table, "INDEXED BY ...")`, which SQLAlchemy leaves out for SQLite."""
+
+    def get_from_hint_text(self, table: sa.FromClause, text: str | None) -> str | None:
+        return text
 
 
 def _require_open(connection: Connection) -> None:

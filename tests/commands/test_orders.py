@@ -9,6 +9,8 @@ import redis
 from embedded import Stack
 from store.deliveries import deliveries_of
 from store.engine import Database
+from store.outbox import find_event
+from store.schema import metadata
 from tests.commands.cli import Cli
 from tests.commands.conftest import Inside
 from tests.waiting import wait_until
@@ -36,6 +38,11 @@ def effects(database: Database) -> Mapping[str, int]:
         }
 
 
+def fanned_out(database: Database, event_id: str) -> bool:
+    with database.read() as connection:
+        return find_event(connection, event_id).fanned_out_at is not None
+
+
 def jpy(status: dict[str, Any]) -> int:
     totals = status["generation"]["totals"]
     return int(totals["JPY"]["amount"]) if "JPY" in totals else 0
@@ -50,7 +57,7 @@ def test_init_changes_nothing_on_a_stack_that_is_set_up(cli: Cli) -> None:
         "search_attributes": [],
     }
     assert cli("init").lines == [
-        "database: unchanged (21 tables, receivers billing, mail, sales)",
+        f"database: unchanged ({len(metadata.tables)} tables, receivers billing, mail, sales)",
         "search attributes: unchanged",
     ]
 
@@ -96,7 +103,7 @@ def test_orders_are_placed_once_and_reach_every_receiver(cli: Cli, stack: Stack,
     assert "outbox.events  0 entries, 0 events in flight" in summary.lines
 
     assert cli("event", "publish", "order-1").lines == ["order-1:placed goes through the pipeline again"]
-    wait_until(lambda: cli.json("event", "show", "order-1")["fanned_out_at"] is not None, 20, "it is fanned out again")
+    wait_until(lambda: fanned_out(database, "order-1:placed"), 20, "it is fanned out again")
     assert effects(database) == before
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import redis
 
 from embedded import Stack
-from tests.commands.cli import Cli
+from tests.commands.cli import Cli, ended
 from tests.commands.test_orders import ALL_DONE, states_of
+from tests.embedded.processes import processes_of
 from tests.waiting import wait_until
 
 
@@ -34,3 +35,15 @@ def test_up_starts_what_is_not_configured_and_down_stops_it(stack: Stack, tmp_pa
         down = cli("down")
     assert (down.exit_code, down.lines) == (0, ["stopped"])
     assert cli("down").lines == ["nothing is running here"]
+
+
+def test_ctrl_c_ends_a_start_and_what_was_started_half(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home")
+    starting = cli.start("up")
+    assert starting.stderr is not None
+    assert starting.stderr.readline() == "starting Valkey, Temporal, worker ...\n"
+    note = cli.home / "run" / "stack.json"
+    wait_until(lambda: note.exists() and "valkey" in note.read_text(), 20, "a server is started")
+    result = ended(starting, interrupt=True)
+    assert (result.exit_code, result.stderr) == (130, "starter.py: interrupted\n")
+    assert processes_of(cli.home) == []

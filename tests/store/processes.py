@@ -38,10 +38,10 @@ class Script:
         finally:
             guard.cancel()
 
-    def say(self) -> None:
+    def say(self, line: str = "") -> None:
         """One line to its standard input."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def wait(self) -> int:

@@ -5,7 +5,7 @@ import itertools
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -341,24 +341,28 @@ def test_a_thread_that_is_stopped_in_the_queue_gives_its_place_back(counter: Dat
 
 
 def test_writers_that_are_stopped_anywhere_leave_the_lock_free(counter: Database) -> None:
-    stop = threading.Event()
+    lock = counter._lock
+    assert lock is not None
+    end = threading.Event()
+    stopped = [threading.Semaphore(0) for _ in range(3)]
 
-    def work() -> None:
-        while not stop.is_set():
-            # The pool may warn of a connection that was cut in the middle; the lock is what matters here.
-            with suppress(Stopped, StoreBusy):
-                while not stop.is_set():
-                    assert counter._lock is not None
-                    with counter._lock.held():
+    def work(index: int) -> None:
+        while not end.is_set():
+            try:
+                while not end.is_set():
+                    with lock.held():
                         pass
+            except Stopped:
+                stopped[index].release()
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(3)]
     for thread in threads:
         thread.start()
-    for number in range(400):
-        _raise_in(threads[number % 4])
-    _bump(counter)
-    stop.set()
+    for number in range(300):
+        _raise_in(threads[number % 3])
+        assert stopped[number % 3].acquire(timeout=10)
+    end.set()
     for thread in threads:
         thread.join(10)
-    assert _read_counter(counter) == 1
+    _bump(counter)
+    assert (_read_counter(counter), len(lock._queue)) == (1, 0)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 from temporalio.testing import ActivityEnvironment
 
@@ -91,6 +92,18 @@ async def _until(predicate: Callable[[], Any], description: str, timeout: float 
         await asyncio.sleep(0.02)
 
 
+async def _told_of_its_cancel(handle: WorkflowHandle[Any, Any]) -> None:
+    """Until the run has answered its cancel request with a decision."""
+    deadline = time.monotonic() + 10
+    while True:
+        kinds = [event.event_type for event in (await handle.fetch_history()).events]
+        asked = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED
+        if asked in kinds and EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED in kinds[kinds.index(asked) :]:
+            return
+        assert time.monotonic() < deadline, kinds
+        await asyncio.sleep(0.02)
+
+
 async def _details(client: Client, request: str) -> str:
     handle = client.get_workflow_handle(redrive_id(request))
     return str(await handle.query("__temporal_workflow_metadata", result_type=dict))
@@ -134,6 +147,8 @@ async def test_a_cancel_ends_it_after_the_chunk_at_hand(client: Client, scene: S
         handle = await _runs(client).start_redrive("r", None)
         await asyncio.wait_for(scene.held.wait(), 10)
         await handle.cancel()
+        await _told_of_its_cancel(handle)
+        assert scene.state("r") == ("RUNNING", 10, 0)  # it waits for the chunk at hand
         scene.gate.set()
         with pytest.raises(WorkflowFailureError) as failure:
             await handle.result()

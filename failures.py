@@ -1,4 +1,4 @@
-"""What a person reads when something fails: one sentence, for every error that is not a bug of ours."""
+"""What a process of ours may fail with, and the one sentence that a person reads then."""
 
 from redis import RedisError
 from sqlalchemy.exc import DBAPIError
@@ -8,7 +8,7 @@ from temporalio.service import RPCError
 from contracts.errors import SaiseiError
 from embedded import EmbeddedError
 
-# What a command may fail with; anything else is a bug, and its traceback is wanted.
+# What a process of ours may fail with; anything else is a bug, and its traceback is wanted.
 FAILURES = (SaiseiError, EmbeddedError, DBAPIError, PoolTimeout, RedisError, RPCError, OSError)
 
 

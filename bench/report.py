@@ -1,0 +1,34 @@
+"""What a benchmark says."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `floor` is what the same run measured without what is judged, `ratio` = value / floor; `goal` in
+    words, and whether it is met. None where there is none."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None = None
+    ratio: float | None = None
+    goal: str | None = None
+    ok: bool | None = None
+
+
+def row(
+    name: str, value: float, unit: str, *, floor: float | None = None, most: float | None = None, by: str = "value"
+) -> Row:
+    """A row whose goal is `by` (`value` or `ratio`) <= `most`."""
+    ratio = value / floor if floor else None
+    judged = value if by == "value" else ratio
+    goal = None if most is None else f"{by} <= {most:g}"
+    return Row(name, value, unit, floor, ratio, goal, None if most is None or judged is None else judged <= most)
+
+
+def percentile(sorted_values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of all do not exceed."""
+    return sorted_values[max(0, math.ceil(share * len(sorted_values)) - 1)]

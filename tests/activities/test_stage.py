@@ -1,0 +1,260 @@
+"""How a stage is drained: the hub, the size of a batch, when it rests, and the lease that lets intake be silent."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from contracts.messages import DrainReport
+from contracts.names import FAN_OUT_ID, RELAY_ID
+from pipeline.hub import Hub
+from pipeline.stage import BatchSize, Limits, drain
+from store.clock import now_ms
+from store.control import read_control
+from store.engine import Database
+from store.orders import place_order
+from store.receivers import Hold
+from tests.activities.stages import Stages, stages
+from tests.store.scenes import order, place
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def scene(sqlite: Database, redis_url: str) -> Iterator[Stages]:
+    with stages(sqlite, redis_url) as scene:
+        yield scene
+
+
+class Scripted:
+    """Moves what the test gives it, then nothing."""
+
+    name = "scripted"
+    fed_from_outside = False
+    hold: Hold | None = None
+
+    def __init__(self, *moves: int, rest: bool = True) -> None:
+        self.moves = list(moves)
+        self.rest = rest
+        self.asked: list[float] = []
+        self.begun = 0
+
+    async def begin(self) -> None:
+        self.begun += 1
+
+    async def step(self) -> int:
+        return self.moves.pop(0) if self.moves else 0
+
+    async def may_rest(self, idle: float) -> bool:
+        self.asked.append(idle)
+        return self.rest
+
+
+def never() -> bool:
+    return False
+
+
+async def test_a_drain_ends_after_it_was_idle() -> None:
+    stage, beats = Scripted(3, 0, 4), []
+    report = await drain(
+        stage, Hub(), Limits(0.02, 10), stopping=never, beat=lambda events, batches: beats.append((events, batches))
+    )
+    assert report == DrainReport(7, 2, more=False)
+    assert beats[-1] == (7, 2)
+    assert stage.begun == 1
+    assert min(stage.asked) >= 0.02
+
+
+async def test_a_drain_that_may_not_rest_goes_on_to_its_limit() -> None:
+    report = await drain(
+        Scripted(1, rest=False), Hub(), Limits(0.01, 0.1), stopping=never, beat=lambda events, batches: None
+    )
+    assert report == DrainReport(1, 1, more=True)
+
+
+async def test_a_drain_ends_early_when_the_worker_stops() -> None:
+    stage, beats = Scripted(*[1] * 100), []
+    report = await drain(
+        stage, Hub(), Limits(1, 10), stopping=lambda: len(beats) > 3, beat=lambda *beat: beats.append(beat)
+    )
+    assert report.more
+    assert report.events == 3
+
+
+async def test_the_hub_wakes_a_waiting_stage_and_knows_who_drains() -> None:
+    hub = Hub()
+    waiting = asyncio.create_task(hub.wait("a", 10))
+    await asyncio.sleep(0)
+    hub.notify(["a", "b"])
+    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(hub.wait("b", 10), 1)  # told before it waited
+    started = time.monotonic()
+    await hub.wait("b", 0.01)  # the word counts once
+    assert time.monotonic() - started >= 0.009
+    with hub.draining("a"), hub.draining("a"):
+        assert hub.is_draining("a")
+    assert not hub.is_draining("a")
+    with pytest.raises(KeyError), hub.draining("a"):
+        raise KeyError
+    assert not hub.is_draining("a")
+
+
+def test_the_size_of_a_batch_follows_its_time() -> None:
+    size = BatchSize()
+    for _ in range(20):
+        size.observe(size.value, 0.001)
+    assert size.value == 2000
+    size.observe(10, 0.001)  # a small batch says nothing about large ones
+    assert size.value == 2000
+    for _ in range(50):
+        size.observe(size.value, 0.5)
+    assert size.value == 50
+    size.observe(50, 0.015)
+    assert size.value == 50
+
+
+async def test_steps_hand_over_to_the_next_stage(scene: Stages) -> None:
+    place(scene.database, 1)
+    waiting = asyncio.create_task(scene.hub.wait(FAN_OUT_ID, 10))
+    await asyncio.sleep(0)
+    await scene.relay.step()
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_intake_is_silent_while_the_lease_is_held_and_speaks_after(scene: Stages) -> None:
+    def place_one(number: int) -> bool:
+        with scene.database.write() as connection:
+            return place_order(connection, order(number), now_ms()).cold
+
+    assert place_one(1)
+    await scene.relay.begin()
+    assert not place_one(2)
+    assert not await scene.relay.may_rest(1)  # two events wait
+    assert not place_one(3)
+    await scene.drain()
+    assert await scene.relay.may_rest(1)
+    assert place_one(4)
+    with scene.database.read() as connection:
+        assert read_control(connection).hot_until == 0
+
+
+async def test_an_order_placed_while_the_drain_goes_to_rest_is_never_left_unseen(
+    database: Database, redis_url: str
+) -> None:
+    """Whoever reads the lease as held is seen by the drain that holds it: no wake, and nothing is lost."""
+    with stages(database, redis_url) as scene:
+        stop, woken = threading.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        placed, wakes = [0] * 6, 0
+
+        def wake() -> None:
+            nonlocal wakes
+            wakes += 1
+            woken.set()
+
+        def intake(thread: int) -> None:
+            jitter = random.Random(thread)
+            while not stop.is_set():
+                placed[thread] += 1
+                with database.write() as connection:
+                    cold = place_order(connection, order(thread * 100_000 + placed[thread]), now_ms()).cold
+                if cold:
+                    loop.call_soon_threadsafe(wake)
+                stop.wait(jitter.random() * 0.05)
+
+        threads = [threading.Thread(target=intake, args=(number,)) for number in range(len(placed))]
+        for thread in threads:
+            thread.start()
+        rests, more = 0, True
+        deadline = time.monotonic() + 1.5
+        while more or not stop.is_set() or woken.is_set():  # the loop of RelayWorkflow, without its safety timer
+            if not more:
+                rests += 1
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), 0.1)
+            woken.clear()
+            report = await drain(scene.relay, scene.hub, Limits(0, 5), stopping=never, beat=lambda *_: None)
+            more = report.more
+            if time.monotonic() > deadline and not stop.is_set():
+                stop.set()
+                await scene.writer.call(lambda: [thread.join() for thread in threads])
+                await asyncio.sleep(0)  # wakes that are under way
+        assert scene.scalar("SELECT count(*) FROM outbox WHERE status = 'PENDING'") == 0
+        assert scene.scalar("SELECT count(*) FROM outbox") == sum(placed)
+        assert rests > 3
+        assert 0 < wakes < sum(placed)
+
+
+@pytest.mark.parametrize("spell", [5, 40])
+async def test_the_moment_of_rest_is_shut_for_intake(
+    database: Database, redis_url: str, open_database: Callable[..., Database], spell: int
+) -> None:
+    """Each thread places one order just when the lease is cleared; each is either seen by that drain or told it is
+    cold."""
+    with stages(database, redis_url) as scene:
+        for turn in range(spell // 5):
+            await scene.drain(scene.relay)
+            await scene.relay.begin()
+            gate = threading.Barrier(9)
+            colds: list[bool] = []
+
+            def intake(number: int) -> None:
+                gate.wait(10)  # noqa: B023
+                with database.write() as connection:
+                    colds.append(place_order(connection, order(number), now_ms()).cold)  # noqa: B023
+
+            threads = [threading.Thread(target=intake, args=(turn * 8 + index + 1,)) for index in range(8)]
+            for thread in threads:
+                thread.start()
+            await scene.writer.call(lambda: gate.wait(10))  # noqa: B023
+            rested = await scene.relay.may_rest(1)
+            for thread in threads:
+                thread.join()
+            pending = scene.scalar("SELECT count(*) FROM outbox WHERE status = 'PENDING'")
+            assert pending == 8
+            if rested:
+                # It saw none of them, so none of them may have read the lease as held.
+                assert all(colds)
+            else:
+                with database.read() as connection:
+                    assert read_control(connection).hot_until > now_ms()
+
+
+async def test_a_fan_out_rests_only_after_the_relay_and_with_an_empty_list(scene: Stages) -> None:
+    await scene.relay.begin()
+    assert not await scene.fan_out.may_rest(1)
+    assert await scene.relay.may_rest(1)
+    assert await scene.fan_out.may_rest(1)
+    scene.events.push(["anything"])
+    assert not await scene.fan_out.may_rest(1)
+
+
+async def test_a_receiver_stays_hot_for_what_is_on_its_way_but_not_for_ever(scene: Stages) -> None:
+    billing = scene.receivers["billing"]
+    assert await billing.may_rest(1)
+    place(scene.database, 1)
+    assert not await billing.may_rest(1)  # an event waits for the relay
+    assert await billing.may_rest(11)
+    await scene.drain(scene.relay, scene.fan_out)
+    assert await scene.relay.may_rest(1)
+    assert not await billing.may_rest(11)  # it is here
+    await scene.drain(billing)
+    assert await billing.may_rest(0)
+
+
+async def test_the_stages_of_one_worker_hand_an_order_through(scene: Stages) -> None:
+    async def run(name: str) -> DrainReport:
+        stage = {RELAY_ID: scene.relay, FAN_OUT_ID: scene.fan_out}.get(name) or scene.receivers[name]
+        return await drain(stage, scene.hub, Limits(0.3, 20), stopping=never, beat=lambda *_: None)
+
+    tasks = [asyncio.create_task(run(name)) for name in (RELAY_ID, FAN_OUT_ID, "billing", "mail", "sales")]
+    await eventually(lambda: scene.hub.is_draining(RELAY_ID), 5, "the relay drains")
+    await scene.writer.call(lambda: place(scene.database, *range(1, 51)))
+    reports = await asyncio.gather(*tasks)
+    assert [report.events for report in reports] == [50] * 5
+    assert not any(report.more for report in reports)

@@ -1,0 +1,141 @@
+"""Workers that are stopped, come back as zombies, run side by side, or are asked to end."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import StoreBusy
+from store.engine import Database
+from tests.faults.oracle import Placer, check, drained, effects
+from tests.faults.rig import Rig, WorkerProcess
+from tests.waiting import wait_until
+
+
+def _stop_between_transactions(rig: Rig, worker: WorkerProcess) -> None:
+    """SIGSTOP at an instant at which the worker neither holds nor awaits the write lock. One that does stops every
+    other writer until it goes on, which is the next drill."""
+    impatient = Database(str(rig.database.url), busy_timeout=0.3)
+    try:
+        for _ in range(200):
+            worker.signal(signal.SIGSTOP)
+            try:
+                with impatient.write():
+                    return
+            except StoreBusy:
+                worker.signal(signal.SIGCONT)
+                with rig.database.write():  # it goes on, by at least one transaction
+                    pass
+        raise AssertionError("the worker was never found between two transactions")
+    finally:
+        impatient.close()
+
+
+def test_a_zombie_worker_repeats_nothing(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        first = rig.start_worker()
+        placer = Placer(rig, "zombie", 400)
+        placer.start()
+        wait_until(lambda: effects(rig) >= 300, 20, "effects")
+        _stop_between_transactions(rig, first)
+        rig.start_worker()
+        placed = placer.finish(30)
+        took = drained(rig, 30)
+        first.signal(signal.SIGCONT)
+        after = Placer(rig, "after", 100)
+        after.start()
+        after.finish(20)
+        drained(rig, 20)
+        print(f"the second worker had done the stopped one's work after {took:.1f} s")
+        assert first.exit_code is None
+        check(rig, [placed, after.placed])
+
+
+def test_a_worker_stopped_while_it_writes_delays_the_others_and_no_more(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        first = rig.start_worker()
+        rig.start_worker()
+        placements = []
+        impatient = Database(str(rig.database.url), busy_timeout=0.3)
+        for turn in range(3):
+            placer = Placer(rig, f"stopped-{turn}", 60)
+            placer.start()
+            before = effects(rig)
+            wait_until(lambda before=before: effects(rig) > before + 20, 20, "effects")
+            first.signal(signal.SIGSTOP)
+            # Longer than the heartbeat's time-out: Temporal gives its drains to the other one meanwhile.
+            stopped = time.monotonic()
+            while time.monotonic() < stopped + 4.5:
+                with contextlib.suppress(StoreBusy), impatient.write():
+                    time.sleep(0.05)
+            first.signal(signal.SIGCONT)
+            placements.append(placer.finish(30))
+        impatient.close()
+        drained(rig, 30)
+        assert first.exit_code is None
+        check(rig, placements)
+
+
+def test_two_workers_side_by_side(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        rig.start_worker()
+        rig.start_worker()
+        placer = Placer(rig, "twins", 300)
+        placer.start()
+        wait_until(lambda: effects(rig) >= 300, 20, "effects")
+        rig.workers[0].kill()
+        placed = placer.finish(30)
+        took = drained(rig, 30)
+        print(f"the twin of a killed worker was done {took:.1f} s after the last order")
+        check(rig, [placed])
+
+
+@pytest.mark.parametrize("away", ["nothing", "temporal", "valkey"])
+def test_sigterm_ends_a_busy_worker_within_seconds(tmp_path: Path, away: str) -> None:
+    with Rig(tmp_path) as rig:
+        worker = rig.start_worker()
+        placer = Placer(rig, "term", 200)
+        placer.start()
+        wait_until(lambda: effects(rig) >= 200, 20, "effects")
+        if away != "nothing":
+            rig.kill(away)
+        took = worker.terminate(15)
+        print(f"SIGTERM with {away} away: ended in {took:.1f} s")
+        assert worker.exit_code == 0, worker.output()[-3000:]
+        placed = placer.finish(60)
+        if away != "nothing":
+            rig.restart(away)
+        rig.start_worker()
+        again = drained(rig, 30)
+        print(f"the next worker was done {again:.1f} s after its start")
+        check(rig, [placed])
+
+
+@pytest.mark.parametrize("missing", ["temporal", "valkey"])
+def test_a_worker_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, missing: str) -> None:
+    with Rig(tmp_path) as rig:
+        rig.kill(missing)
+        started = time.monotonic()
+        with pytest.raises(AssertionError, match="the worker ended with 1"):
+            rig.start_worker()
+        said = rig.workers[0].output()
+        print(f"without {missing}: ended in {time.monotonic() - started:.1f} s")
+        assert "does not answer" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_idle_worker_ends_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with Rig(tmp_path) as rig:
+        worker = rig.start_worker()
+        group = os.getpgid(worker.pid)
+        rested = "SELECT count(*) FROM control WHERE hot_until > 0"
+        wait_until(lambda: rig.number(rested) == 0, 20, "the pipeline rests")
+        worker.signal(number)
+        wait_until(lambda: worker.exit_code is not None, 10, "the worker ended")
+        assert worker.exit_code == (-number if number is signal.SIGKILL else 0), worker.output()[-2000:]
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
