@@ -12,12 +12,33 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commands import api, database, dead, demo, events, jobs, labs, links, orders, queues, stack, status
+from commands import (
+    api,
+    audit,
+    database,
+    dead,
+    demo,
+    events,
+    faults,
+    intake,
+    jobs,
+    labs,
+    links,
+    orders,
+    queues,
+    rebuilds,
+    recover,
+    stack,
+    status,
+)
 from commands.context import Context
 from commands.parsing import Commands, Parser, Run, WrongUsage
 from failures import FAILURES, sentence
 
-_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links, api, labs, demo)
+_MODULES = (
+    *(stack, database, orders, jobs, events, dead, status, queues, links, api),
+    *(audit, intake, rebuilds, recover, faults, labs, demo),
+)
 
 
 def parser() -> Parser:

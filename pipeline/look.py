@@ -22,6 +22,7 @@ from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, r
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
+from pipeline.recovery import recover_outbox
 from pipeline.writer import Writer
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
@@ -35,14 +36,14 @@ from store.jobs import (
     postpone_look,
     settle_lost_job,
 )
-from store.outbox import first_pending, lost_events, reset_to_pending
+from store.outbox import first_pending
 from store.rebuild import fail_rebuild, running_rebuild
 from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
 
 logger = logging.getLogger(__name__)
 
-_LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
+_LOST_AT_ONCE = 1000  # the rest at the next look: others wait for this one
 _REDRIVES_AT_ONCE = 20
 _REDRIVE_EVERY_MS = 10_000
 _REBUILD_GRACE_MS = 2_000
@@ -102,19 +103,9 @@ class Look:
                 logger.info("the look sees everything again")
             self._said = trouble
 
-    async def recover_outbox(self, *, before: int) -> int:
-        """Events published before `before` (UTC ms) that Redis lost go through the relay again; how many."""
-        head = await self.writer.call(self.events.first)
-        name = head.decode(errors="replace") if head is not None else None
-        lost = await self.writer.read(
-            lambda connection: lost_events(connection, before=before, head=name, limit=_LOST_AT_ONCE)
-        )
-        if not lost:
-            return 0
-        return await self.writer.write(lambda connection: reset_to_pending(connection, lost))
-
     async def _lost_messages(self) -> None:
-        count = await self.recover_outbox(before=now_ms() - int(self.lost_after * 1000))
+        before = now_ms() - int(self.lost_after * 1000)
+        count = await recover_outbox(self.writer, self.events, before=before, most=_LOST_AT_ONCE)
         if count:
             logger.warning("%d events were lost in Redis and are sent again", count)
             await self.runs.wake()

@@ -23,10 +23,11 @@ from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
 from store.clock import now_ms
-from store.deliveries import claim_runs, first_next, mark_done, next_batch, next_probe, record_failure
+from store.deliveries import claim_runs, mark_done, next_batch, next_probe, record_failure
 from store.dialect import is_infrastructure_error
 from store.outbox import outbox_at_rest
 from store.receivers import Hold, get_hold, hold_receiver, lock_receiver, note_progress, release_receiver
+from store.stalls import receiver_backlog
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class ReceiverStage:
         self._noted_at = 0
         self._probed = 0
         self.hold: Hold | None = None
+        self.waits: str | None = None
 
     async def begin(self) -> None:
         """See whether the receiver is on hold."""
@@ -98,7 +100,9 @@ class ReceiverStage:
             return False
         if idle < _PATIENCE and not await self._writer.read(outbox_at_rest):
             return False
-        return await self._writer.read(lambda connection: first_next(connection, self._receiver.name)) is None
+        backlog = await self._writer.read(lambda connection: receiver_backlog(connection, self._receiver.name))
+        self.waits = backlog.sentence() if backlog else None
+        return backlog is None or not backlog.can_go_on
 
     async def start_runs(self) -> int:
         """Start the runs of failing events that have none, oldest due first, within the bound; how many."""

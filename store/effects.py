@@ -107,6 +107,8 @@ def add_to_totals(connection: Connection, generation: str, currency: str, orders
 
 
 def _lock_active_generation(connection: Connection) -> str:
+    """The active generation, which stays active until this transaction ends: a write that an activation overtook would
+    be left in a retired one."""
     while True:
         generation = read_control(connection).active_generation
         state = connection.execute(

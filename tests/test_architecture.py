@@ -52,6 +52,7 @@ ALLOWED = {
         "contracts",
         "embedded",
         "failures",
+        "http_api",
         "intake",
         "labs",
         "pipeline",
