@@ -40,10 +40,12 @@ def test_up_starts_what_is_not_configured_and_down_stops_it(stack: Stack, tmp_pa
 def test_ctrl_c_ends_a_start_and_what_was_started_half(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "home")
     starting = cli.start("up")
-    assert starting.stderr is not None
-    assert starting.stderr.readline() == "starting Valkey, Temporal, worker ...\n"
-    note = cli.home / "run" / "stack.json"
-    wait_until(lambda: note.exists() and "valkey" in note.read_text(), 20, "a server is started")
-    result = ended(starting, interrupt=True)
+    try:
+        assert starting.stderr is not None
+        assert starting.stderr.readline() == "starting Valkey, Temporal, worker, api ...\n"
+        note = cli.home / "run" / "stack.json"
+        wait_until(lambda: note.exists() and "valkey" in note.read_text(), 20, "a server is started")
+    finally:
+        result = ended(starting, interrupt=True)
     assert (result.exit_code, result.stderr) == (130, "starter.py: interrupted\n")
     assert processes_of(cli.home) == []
