@@ -98,9 +98,8 @@ def lab_folder(folder: Path) -> Iterator[bool]:
         databases = [folder / _DATABASE, folder / _DUAL_WRITE]
         for path in databases:
             if os.path.lexists(path) and not _is_ours(path):
-                raise Refused(
-                    f"{path} was not made by `lab outbox` and is left as it is; name another folder with --dir"
-                )
+                text = f"{path} was not made by `lab outbox` and is left as it is; name another folder with --dir"
+                raise Refused(text)
         afresh = any(path.exists() for path in databases)
         for name in OUTPUTS:
             (folder / name).unlink(missing_ok=True)

@@ -29,6 +29,9 @@ from contracts.messages import (
 )
 
 _RPC_TIMEOUT = timedelta(seconds=5)
+# A step of ours takes milliseconds. One that was handed to a worker just as it ended is given to the next worker after
+# this long; with Temporal's own 10 s a restart stood still for as long.
+_TASK_TIMEOUT = timedelta(seconds=4)
 
 
 class Runs:
@@ -72,6 +75,7 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
                 ]
             ),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -91,6 +95,7 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
                 ]
             ),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -120,6 +125,7 @@ class Runs:
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{message.kind} of the sales totals",
             search_attributes=TypedSearchAttributes([SearchAttributePair(search.RECEIVER, "sales")]),
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 
@@ -135,6 +141,7 @@ class Runs:
             start_signal=names.WAKE_SIGNAL if wake else None,
             static_summary=summary,
             search_attributes=attributes,
+            task_timeout=_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 

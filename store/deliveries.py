@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
-from store.dialect import MAX_ERROR, for_update, pack, storable, value_list
+from store.dialect import MAX_ERROR, by_index, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
@@ -71,7 +71,8 @@ def _unfinished_before(of: sa.FromClause) -> sa.Exists:
     )
 
 
-_NEXT = (
+# Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
+_NEXT = by_index(
     sa.select(*_EVENT)
     .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
     .where(
@@ -80,9 +81,9 @@ _NEXT = (
         ~_failing_before(deliveries),
     )
     .order_by(deliveries.c.position)
-    .limit(sa.bindparam("limit"))
-    # Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
-    .with_hint(deliveries, "INDEXED BY deliveries_pending", "sqlite")
+    .limit(sa.bindparam("limit")),
+    deliveries,
+    "deliveries_pending",
 )
 
 
@@ -247,12 +248,14 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
 
 def retrying_exists(connection: Connection, receiver: str, most_open: int, overdue: int) -> bool:
     """Whether `claim_runs` with these arguments would find something, without a write transaction."""
-    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
-    count = sa.func.count()
     rows = connection.execute(
-        sa.select(deliveries.c.has_run, count, sa.func.min(deliveries.c.next_attempt_at))
-        .where(*of_receiver)
-        .group_by(deliveries.c.has_run)
+        by_index(
+            sa.select(deliveries.c.has_run, sa.func.count(), sa.func.min(deliveries.c.next_attempt_at))
+            .where(deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
+            .group_by(deliveries.c.has_run),
+            deliveries,
+            "deliveries_due",
+        )
     )
     found = {row[0]: (row[1], row[2]) for row in rows}
     open_runs, oldest = found.get(1, (0, None))
@@ -276,10 +279,11 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         ).scalars()
     )
     running = connection.execute(
-        sa.select(sa.func.count())
-        .select_from(deliveries)
-        .where(*of_receiver, deliveries.c.has_run == 1)
-        .with_hint(deliveries, "INDEXED BY deliveries_due", "sqlite")
+        by_index(
+            sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1),
+            deliveries,
+            "deliveries_due",
+        )
     ).scalar_one()
     new = list(
         connection.execute(

@@ -32,24 +32,26 @@ class DrainLoop:
 
     async def until_continue_as_new(self) -> None:
         """Drain and rest until the server suggests to continue as new."""
-        self._describe("draining")
+        held = False
         while not workflow.info().is_continue_as_new_suggested():
             self._woken = False
+            if not held:
+                self._describe("draining")
             report = await self._drain()
             self.drains += 1
             self.events += report.events
-            if report.held_since is not None:
+            held = report.held_since is not None
+            if held:
                 self._describe_hold(report)
                 if report.more:
                     # The drain probes by itself; this only keeps one that ends at once from spinning.
                     await workflow.sleep(timedelta(seconds=1), summary="on hold")
-            else:
-                self._describe("at rest", report.waits)
             if report.more or self._woken:
                 continue
+            if not held:
+                self._describe("at rest", report.waits)
             # The last net under a lost wake; the worker's look is the near one. Woken or not, a drain follows.
             await self._rest()
-            self._describe("draining")
 
     async def _rest(self) -> None:
         try:

@@ -291,13 +291,13 @@ async def test_a_job_that_moved_on_while_the_look_asked_keeps_its_state(
     ask = look._run
 
     async def slow(workflow_id: str) -> Any:
-        status = await ask(workflow_id)
+        run = await ask(workflow_id)
         with scene.database.write() as connection:
             if meanwhile == "it completed":
                 end_job(connection, "job-1", None)
             else:
                 begin_job(connection, "job-1", 100, 1, now_ms() + 60_000)
-        return status
+        return run
 
     look._run = slow  # type: ignore[method-assign]
     await look._jobs()

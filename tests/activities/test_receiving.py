@@ -124,6 +124,7 @@ async def test_an_unavailable_receiver_holds_and_spends_nothing(
     assert small.scalar("SELECT sum(attempts) FROM deliveries") == 0
     receiver.errors = {}
     await small.drain()
+    assert small.receivers["recorder"].hold is None
     assert small.effects() == ["a-1", "a-2"]
 
 

@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 
-from contracts.messages import DrainReport
+from activities.draining import DrainActivities
+from contracts.messages import DrainInput, DrainReport
 from contracts.names import FAN_OUT_ID, RELAY_ID
 from pipeline.hub import Hub
 from pipeline.stage import BatchSize, Limits, drain
@@ -37,6 +40,7 @@ class Scripted:
     name = "scripted"
     fed_from_outside = False
     hold: Hold | None = None
+    waits: str | None = "a-1 waits"
 
     def __init__(self, *moves: int, rest: bool = True) -> None:
         self.moves = list(moves)
@@ -165,13 +169,13 @@ async def test_an_order_placed_while_the_drain_goes_to_rest_is_never_left_unseen
                     cold = place_order(connection, order(thread * 100_000 + placed[thread]), now_ms()).cold
                 if cold:
                     loop.call_soon_threadsafe(wake)
-                stop.wait(jitter.random() * 0.05)
+                stop.wait(jitter.random() * 0.2)
 
         threads = [threading.Thread(target=intake, args=(number,)) for number in range(len(placed))]
         for thread in threads:
             thread.start()
         rests, more = 0, True
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 15
         while more or not stop.is_set() or woken.is_set():  # the loop of RelayWorkflow, without its safety timer
             if not more:
                 rests += 1
@@ -180,7 +184,7 @@ async def test_an_order_placed_while_the_drain_goes_to_rest_is_never_left_unseen
             woken.clear()
             report = await drain(scene.relay, scene.hub, Limits(0, 5), stopping=never, beat=lambda *_: None)
             more = report.more
-            if time.monotonic() > deadline and not stop.is_set():
+            if (rests > 8 or time.monotonic() > deadline) and not stop.is_set():
                 stop.set()
                 await scene.writer.call(lambda: [thread.join() for thread in threads])
                 await asyncio.sleep(0)  # wakes that are under way
@@ -258,3 +262,28 @@ async def test_the_stages_of_one_worker_hand_an_order_through(scene: Stages) -> 
     reports = await asyncio.gather(*tasks)
     assert [report.events for report in reports] == [50] * 5
     assert not any(report.more for report in reports)
+
+
+async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_knows_the_stage() -> None:
+    hub, beats = Hub(), []
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: beats.append(details)
+    drains = DrainActivities([Scripted(2, 3)], hub, Limits(0.01, 5))
+    assert await environment.run(drains.drain, DrainInput("scripted")) == DrainReport(5, 2, more=False)
+    assert beats[:3] == [(0, 0), (2, 1), (5, 2)]
+    with pytest.raises(ApplicationError, match="knows no stage receiver/new") as caught:
+        await environment.run(drains.drain, DrainInput("receiver/new"))
+    assert caught.value.type == "UnknownStage"
+    assert not caught.value.non_retryable
+
+
+async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> None:
+    class Broken(Scripted):
+        async def step(self) -> int:
+            raise ConnectionError("Redis does not answer")
+
+    hub = Hub()
+    drains = DrainActivities([Broken()], hub, Limits(0.01, 5))
+    with pytest.raises(ConnectionError):
+        await ActivityEnvironment().run(drains.drain, DrainInput("scripted"))
+    assert not hub.is_draining("scripted")

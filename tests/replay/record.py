@@ -21,15 +21,18 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from config import Settings
 from contracts.events import ORDER_PLACED, Event
-from contracts.messages import DeliveryInput, FulfilmentInput, StageInput, Timings
+from contracts.messages import DeliveryInput, FulfilmentInput, RebuildInput, StageInput, Timings
 from contracts.names import FAN_OUT_ID, RELAY_ID, TASK_QUEUE, delivery_id, receiver_id
 from embedded import TemporalServer, ValkeyServer
 from receivers.base import Receiver
 from receivers.builtin import Billing
+from store.clock import now_ms
 from store.control import initialize
+from store.dead_letters import DeadFilter
 from store.engine import Database
 from store.jobs import begin_job
 from store.receivers import register_receiver
+from store.redrives import freeze_redrive
 from tests.servers import fresh_namespace
 from tests.store.scenes import place, scalar
 from tests.waiting import eventually
@@ -144,6 +147,28 @@ async def record_deliveries(worker: SaiseiWorker) -> None:
         await save(f"delivery-{name}", client.get_workflow_handle(started.id, run_id=started.result_run_id))
 
 
+async def record_redrive(worker: SaiseiWorker) -> None:
+    """Redrive: the dead letter of `delivery-dead` becomes pending again."""
+    with worker.database.write() as connection:
+        freeze_redrive(connection, "request-1", DeadFilter(), now_ms(), 1 << 60)
+    handle = await worker.runs.start_redrive("request-1", "fussy")
+    await handle.result()
+    await save("redrive-completed", handle)
+
+
+async def record_rebuilds(worker: SaiseiWorker) -> None:
+    """Rebuild: completed, and ended by a person."""
+    for name in ("completed", "cancelled"):
+        handle = await worker.runs.start_rebuild(RebuildInput(resume=True, phase_bound=60))
+        if name == "cancelled":
+            await handle.cancel()
+        try:
+            await handle.result()
+        except WorkflowFailureError:
+            assert name == "cancelled"
+        await save(f"rebuild-{name}", worker.runs.client.get_workflow_handle(handle.id, run_id=handle.result_run_id))
+
+
 async def record_stages(worker: SaiseiWorker) -> None:
     """Relay, fan-out and a receiver: the run that continued as new, and the one after it."""
     client = worker.runs.client
@@ -201,6 +226,8 @@ async def record() -> None:
             )
             await record_deliveries(worker)
             await record_jobs(worker)
+            await record_redrive(worker)
+            await record_rebuilds(worker)
             await record_stages(worker)
 
 

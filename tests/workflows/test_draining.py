@@ -104,6 +104,32 @@ async def test_a_drain_that_has_more_to_do_is_followed_at_once(client: Client) -
         assert len(drains.begun) == 2
 
 
+async def test_its_details_say_what_it_does(client: Client) -> None:
+    reports = [
+        (None, DrainReport(5, 1, more=True)),
+        ("draining since", DrainReport(0, 0, more=True, held_since=1, reason="down")),
+        ("on hold", DrainReport(1, 1, more=True)),
+        ("draining since", DrainReport(0, 0, more=False)),
+    ]
+    seen: list[tuple[str | None, str]] = []
+
+    async def work(message: DrainInput) -> DrainReport:
+        expected, report = reports.pop(0)
+        if expected is not None:
+            seen.append((expected, str(await handle.query("__temporal_workflow_metadata"))))
+        return report
+
+    handle = client.get_workflow_handle(receiver_id("billing"))
+    drains = Drains(work)
+    async with workers(client, drains=[drains.drain]):
+        await Runs(client, ["billing"]).wake([receiver_id("billing")])
+        await eventually(lambda: at_rest(handle), 10, "it rests")
+    assert len(seen) == 3
+    for expected, details in seen:
+        assert expected is not None
+        assert expected in details
+
+
 async def test_a_drain_that_fails_goes_on_when_redis_is_back(skipper: TimeSkipper) -> None:
     began = None
 
@@ -184,16 +210,15 @@ async def test_no_wake_is_lost_over_continue_as_new(short_client: Client) -> Non
 async def test_an_error_in_workflow_code_ends_no_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = DrainLoop._describe
 
-    def broken(self: DrainLoop, doing: str) -> None:
+    def broken(self: DrainLoop, *arguments: Any) -> None:
+        monkeypatch.setattr(DrainLoop, "_describe", describe)  # as if a corrected worker were deployed at once
         raise KeyError("a bug")
 
     monkeypatch.setattr(DrainLoop, "_describe", broken)
     drains = Drains()
     async with workers(client, drains=[drains.drain]):
         handle = await client.start_workflow(RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE)
-        failed = await eventually(
-            lambda: events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED), 10, "the task fails"
-        )
-        assert "a bug" in failed[0].workflow_task_failed_event_attributes.failure.message
-        monkeypatch.setattr(DrainLoop, "_describe", describe)  # a corrected worker is deployed
         await eventually(lambda: resting(handle), 20, "the run goes on")
+        [failed] = await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
+        assert "a bug" in failed.workflow_task_failed_event_attributes.failure.message
+        assert drains.begun == [RELAY_ID]

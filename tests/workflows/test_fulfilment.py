@@ -18,6 +18,7 @@ from runs.starts import Runs
 from store.engine import Database
 from store.jobs import COMPLETED, FAILED, Job, begin_job, get_job, write_shipment
 from tests.store.scenes import scalar
+from tests.waiting import eventually
 from tests.workflows.workers import events_of, workers
 
 pytestmark = pytest.mark.anyio
@@ -159,3 +160,23 @@ async def test_two_starts_of_one_job_are_one_run(scene: Scene, client: Client) -
     async with workers(client, scene.activities()):
         await first.result()
     assert scalar(scene.database, "SELECT count(*) FROM charges") == 1
+
+
+async def test_a_job_that_is_cancelled_while_it_ships_says_so_and_can_be_run_again(
+    scene: Scene, skipper: TimeSkipper
+) -> None:
+    scene.carrier.refusals = 3
+    async with workers(skipper.client, scene.activities()):
+        runs = Runs(skipper.client, [])
+        with skipper.with_time_skipping_disabled():
+            handle = await runs.start_job(FulfilmentInput("job-1", 100))
+        await eventually(lambda: scene.carrier.keys, 10, "the first attempt at shipping")
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        assert scene.job.state == FAILED
+        assert "ancelled" in str(scene.job.error)
+        scene.begin()
+        resumed = await runs.start_job(FulfilmentInput("job-1", 100))
+        assert await resumed.result() == {"charge": "already_completed", "ship": "completed"}
+    assert scene.job.charges == (("job-1", 100),)

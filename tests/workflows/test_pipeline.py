@@ -96,6 +96,20 @@ async def test_orders_that_nobody_announced_flow(client: Client, sqlite: Databas
     assert scalar(sqlite, "SELECT count(*) FROM outbox WHERE fanned_out_at IS NULL") == 0
 
 
+async def test_a_worker_goes_on_where_the_one_before_it_ended(client: Client, sqlite: Database, redis_url: str) -> None:
+    for first in (1, 11, 21):
+        async with running(client, sqlite, redis_url) as worker:
+            place(sqlite, *range(first, first + 5))
+            await worker.runs.wake()
+        # Its drains ended in the middle; these orders come while there is no worker.
+        place(sqlite, *range(first + 5, first + 10))
+        await client.get_workflow_handle(worker.runs.stages[first % 3]).terminate()
+    async with running(client, sqlite, redis_url):
+        await eventually(lambda: settled(sqlite, 30), 30, "all orders")
+    assert rows(sqlite, "SELECT orders FROM sales_totals") == [(30,)]
+    assert scalar(sqlite, "SELECT count(*) FROM mail_messages") == 30
+
+
 async def test_histories_hold_ids_and_counts_only(client: Client, sqlite: Database, redis_url: str) -> None:
     async with running(client, sqlite, redis_url) as worker:
         with sqlite.write() as connection:
