@@ -22,7 +22,7 @@ from commands.parsing import Commands, command
 from contracts import search
 from contracts.errors import SaiseiError, Unreachable
 from intake import Intake
-from labs import delivery, live, outbox, recovery
+from labs import delivery, live, outbox, recovery_state
 from labs.scratch import ended_at_once
 from labs.verdict import Verdict
 from pipeline.failure import describe
@@ -102,11 +102,11 @@ async def _outbox(context: Context) -> Verdict:
 async def _recovery(context: Context) -> Verdict:
     numbers = itertools.count(1)
 
-    def tell(step: recovery.Step) -> None:
+    def tell(step: recovery_state.Step) -> None:
         if not context.json:
             show_recovery_step(context, next(numbers), step)
 
-    verdict, _ = await run_recovery(context, recovery.Plan(), tell)
+    verdict, _ = await run_recovery(context, recovery_state.Plan(), tell)
     return verdict
 
 

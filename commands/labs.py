@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from commands.context import Context
 from commands.parsing import Commands, command, whole_number
-from labs import delivery, outbox, recovery
+from labs import delivery, outbox, recovery, recovery_state
 from labs.scratch import Scratch, scratch_stack
 from labs.verdict import Verdict
 
@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
         "starter.py lab recovery --first 12 --during 8",
     )
     most = whole_number(1, 1000)
-    usual = recovery.Plan()
+    usual = recovery_state.Plan()
     three.add_argument("--first", type=most, default=usual.first, help=f"orders before it ({usual.first} if not said)")
     three.add_argument("--during", type=most, default=usual.during, help=f"orders in it ({usual.during} if not said)")
     three.add_argument("--keep", action="store_true", help="leave the servers up, and say how to stop them")
@@ -105,7 +105,7 @@ async def run_outbox(
 
 
 async def run_recovery(
-    context: Context, plan: recovery.Plan, tell: Callable[[recovery.Step], None], *, keep: bool = False
+    context: Context, plan: recovery_state.Plan, tell: Callable[[recovery_state.Step], None], *, keep: bool = False
 ) -> tuple[Verdict, Scratch]:
     """The walk-through on a stack of its own: its verdict, and what the stack was (gone by now unless kept)."""
     async with contextlib.AsyncExitStack() as stack:
@@ -114,7 +114,7 @@ async def run_recovery(
         return await recovery.walk(plan, scratch, tell), scratch
 
 
-def show_recovery_step(context: Context, number: int, step: recovery.Step) -> None:
+def show_recovery_step(context: Context, number: int, step: recovery_state.Step) -> None:
     """The step's sentence, and a table of what was read."""
     state = step.state
     proof = str(state.certificate["digest"])[:19] + "..." if state.certificate else ""
@@ -161,14 +161,14 @@ async def _delivery(context: Context, args: Namespace) -> int:
 
 
 async def _recovery(context: Context, args: Namespace) -> int:
-    steps: list[recovery.Step] = []
+    steps: list[recovery_state.Step] = []
 
-    def tell(step: recovery.Step) -> None:
+    def tell(step: recovery_state.Step) -> None:
         steps.append(step)
         if not context.json:
             show_recovery_step(context, len(steps), step)
 
-    verdict, scratch = await run_recovery(context, recovery.Plan(args.first, args.during), tell, keep=args.keep)
+    verdict, scratch = await run_recovery(context, recovery_state.Plan(args.first, args.during), tell, keep=args.keep)
     if args.keep:
         _tell_kept(context, scratch)
     if context.json:

@@ -6,13 +6,12 @@ verdict compares it with what the numbers of the orders say it must be.
 """
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from temporalio.client import Client
@@ -27,6 +26,7 @@ from contracts.errors import Refused
 from contracts.identifiers import order_placed_id
 from contracts.messages import RebuildInput
 from contracts.names import FAN_OUT_ID, PROCEED_SIGNAL
+from labs.recovery_state import Plan, State, Step, amount_of, differences, read_state
 from labs.scratch import Scratch, process_env
 from labs.verdict import LabFailed, Verdict
 from pipeline import event_list
@@ -35,8 +35,8 @@ from receivers.registry import RECEIVERS, by_name
 from runs.starts import Runs
 from store.audit import audit
 from store.clock import now_ms
-from store.control import read_control, resume_intake
-from store.dead_letters import DeadFilter, dead_letters, totals_by_receiver
+from store.control import resume_intake
+from store.dead_letters import DeadFilter, dead_letters
 from store.deliveries import DONE, PENDING, RETRYING
 from store.engine import Database, sqlite_url
 from store.faults import ERROR, clear_fault, set_fault
@@ -44,7 +44,7 @@ from store.generations import ACTIVE, BUILDING, RETIRED, list_generations
 from store.rebuild import COMPLETED, Rebuild, last_rebuild
 from store.redrives import freeze_redrive
 from store.schema import INITIAL, OPEN, PAUSED
-from store.status import count_orders, effect_counts, outbox_status, receiver_status, sales_by_currency
+from store.status import count_orders, outbox_status, receiver_status
 
 T = TypeVar("T")
 
@@ -57,46 +57,6 @@ _PATIENCE = 30.0  # seconds for one step, and a little for each order
 _EVERY = 0.02
 _LOOK_AFTER_MS = 10_000
 _STARTER = Path(__file__).resolve().parent.parent / "starter.py"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How many orders before the outage, and how many during it."""
-
-    first: int = 12
-    during: int = 8
-
-    @property
-    def all(self) -> int:
-        """Orders in the end."""
-        return self.first + self.during
-
-
-@dataclass(frozen=True)
-class State:
-    """What the database says at one instant. `certificate`: of the last rebuild."""
-
-    orders: int
-    sales_orders: int
-    sales_amount: int
-    mail: int
-    dead: int
-    intake: str
-    generation: str
-    certificate: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step: its name, a sentence on what was done, and what was read after it."""
-
-    name: str
-    what: str
-    state: State
-
-    def document(self) -> dict[str, Any]:
-        """As JSON shows it."""
-        return {"step": self.name, **asdict(self.state)}
 
 
 def children() -> list[embedded.Child]:
@@ -234,7 +194,7 @@ class _Steps:
         for each in found.breaks:
             self.verdict.require(False, f"{each.invariant}: {each.count} {each.what}: {', '.join(each.ids)}")
         await self._step("audit", "every invariant holds" if found.clean else "an invariant is broken", state)
-        seen = await self._read(_state)
+        seen = await self._read(read_state)
         self.verdict.counts = {
             name: number for name, number in asdict(seen).items() if isinstance(number, int) and name != "certificate"
         }
@@ -260,16 +220,16 @@ class _Steps:
                 "rebuild": certified.rebuild_id,
                 "generation": certified.generation,
                 "orders": orders,
-                "sums": {_JPY: [orders, _amount(orders)]},
+                "sums": {_JPY: [orders, amount_of(orders)]},
             }
-        return State(orders, sold, _amount(sold), orders, dead, intake, generation, certificate)
+        return State(orders, sold, amount_of(sold), orders, dead, intake, generation, certificate)
 
     async def _step(self, name: str, what: str, expected: State) -> None:
         """Read until it is as expected, or for too long; then show and judge what was read last."""
         deadline = time.monotonic() + self._patience
         while True:
-            state = await self._read(_state)
-            off = _differences(expected, state)
+            state = await self._read(read_state)
+            off = differences(expected, state)
             if not off or time.monotonic() > deadline:
                 break
             await asyncio.sleep(_EVERY)
@@ -303,14 +263,14 @@ class _Steps:
     async def _check_api(self, generation: str, orders: int) -> None:
         """What a caller of the API sees."""
         sales = await asyncio.to_thread(self.api.sales)
-        totals = {_JPY: {"orders": orders, "amount": _amount(orders)}}
+        totals = {_JPY: {"orders": orders, "amount": amount_of(orders)}}
         expected = {"generation": generation, "orders": orders, "totals": totals}
         self.verdict.require(dict(sales) == expected, f"the API must serve {expected}, but serves {dict(sales)}")
 
     async def _check_generations(self, expected: dict[str, tuple[str, int]]) -> None:
         """State and totals of each generation."""
         found = {each.generation: (each.state, each.totals) for each in await self._read(list_generations)}
-        wanted = {name: (state, {_JPY: (n, _amount(n))}) for name, (state, n) in expected.items()}
+        wanted = {name: (state, {_JPY: (n, amount_of(n))}) for name, (state, n) in expected.items()}
         self.verdict.require(found == wanted, f"the generations must be {wanted}, but are {found}")
 
     async def _quiet(self, what: str) -> None:
@@ -367,40 +327,7 @@ class _Steps:
         return await asyncio.to_thread(transaction)
 
 
-def _amount(orders: int) -> int:
-    return 100 * orders * (orders + 1) // 2
-
-
-def _state(connection: Connection) -> State:
-    control = read_control(connection)
-    totals = sales_by_currency(connection, control.active_generation)
-    rebuild = last_rebuild(connection)
-    certificate = json.loads(rebuild.certificate) if rebuild and rebuild.certificate else None
-    return State(
-        orders=count_orders(connection),
-        sales_orders=sum(orders for orders, _ in totals.values()),
-        sales_amount=sum(amount for _, amount in totals.values()),
-        mail=effect_counts(connection)["mail"],
-        dead=sum(each.count for each in totals_by_receiver(connection, DeadFilter())),
-        intake=control.intake,
-        generation=control.active_generation,
-        certificate=certificate,
-    )
-
-
 def _nothing_under_way(connection: Connection) -> bool:
     outbox = outbox_status(connection)
     moving = sum(each.counts[PENDING] + each.counts[RETRYING] for each in receiver_status(connection))
     return not (outbox.pending or outbox.in_flight or moving)
-
-
-def _differences(expected: State, found: State) -> list[str]:
-    """Each field that is not as expected, a sentence; of a certificate those that can be known before."""
-    off = []
-    for name, value in asdict(expected).items():
-        other = getattr(found, name)
-        if isinstance(value, dict) and isinstance(other, dict):
-            other = {key: other.get(key) for key in value}
-        if other != value:
-            off.append(f"{name.replace('_', ' ')} must be {value}, but is {other}")
-    return off

@@ -40,7 +40,7 @@ class Scripted:
     name = "scripted"
     fed_from_outside = False
     hold: Hold | None = None
-    waits: str | None = "a-1 waits"
+    waits: str | None = None
 
     def __init__(self, *moves: int, rest: bool = True) -> None:
         self.moves = list(moves)
