@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from sqlalchemy import Connection
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -64,7 +65,12 @@ WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildW
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
-_GRACE = timedelta(seconds=10)
+_GRACE = timedelta(seconds=5)
+# A worker ends within this many seconds also when Temporal does not answer: service managers kill after 10.
+_LONGEST_END = 8.0
+# How long a run waits for the worker that holds it in memory before any other may take it: after a kill -9 the first
+# wake waited out the default of 10 s.
+_STICKY = timedelta(seconds=1)
 
 
 def sandbox() -> SandboxedWorkflowRunner:
@@ -154,6 +160,7 @@ class SaiseiWorker:
                 ],
                 workflow_runner=sandbox(),
                 max_concurrent_activities=64,
+                sticky_queue_schedule_to_start_timeout=_STICKY,
                 graceful_shutdown_timeout=_GRACE,
             ),
             Worker(
@@ -165,25 +172,40 @@ class SaiseiWorker:
             ),
         )
         self._looking: asyncio.Task[None] | None = None
+        self._started: list[Worker] = []
+        self.stuck = False
 
     async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
         await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id))
 
     async def __aenter__(self) -> "SaiseiWorker":
-        await self.writer.write(self._prepare)
-        await register_search_attributes(self.runs.client)
-        for worker in self._workers:
-            await worker.__aenter__()
-        await self.runs.ensure()
+        try:
+            await self.writer.write(self._prepare)
+            await register_search_attributes(self.runs.client)
+            for worker in self._workers:
+                await worker.__aenter__()
+                self._started.append(worker)
+            await self.runs.ensure()
+        except BaseException:
+            await self.__aexit__()
+            raise
         self._looking = asyncio.create_task(self._keep_looking())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        """End within `_LONGEST_END` seconds. If Temporal does not answer by then, `stuck` is set: what it was not told
+        it finds out by time-outs, and nothing is lost."""
         if self._looking is not None:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
-        await asyncio.gather(*(worker.shutdown() for worker in self._workers))
+        if self._started:
+            ending = [asyncio.ensure_future(worker.shutdown()) for worker in self._started]
+            _, late = await asyncio.wait(ending, timeout=_LONGEST_END)
+            self.stuck = bool(late)
+        if self.stuck:
+            logger.warning("Temporal does not answer; leaving without its word")
+            return
         self.writer.close()
         self.events.close()
 
@@ -230,6 +252,8 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
         await stop.wait()
         logger.info("worker stopping")
+    if worker.stuck:
+        end(0)  # leaving the event loop would wait for Temporal
     database.close()
 
 
@@ -240,6 +264,9 @@ def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
         asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
+        return 1
+    except RPCError as error:
+        print(f"worker: Temporal failed at the start: {error.message}", file=sys.stderr)
         return 1
     return 0
 

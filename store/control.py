@@ -75,8 +75,12 @@ def pause_intake(connection: Connection, paused_by: str) -> int:
     """Take no new orders from here on; the new epoch.
 
     The exclusive lock waits for intakes in flight, so that none slips past what is read after this transaction.
+    While a rebuild runs intake is paused already, and stays paused in its name: it counts on that.
     """
     lock_intake(connection, exclusive=True)
+    state = read_control(connection)
+    if state.intake == PAUSED and state.paused_by == _running(connection):
+        return state.epoch
     epoch: int = connection.execute(
         sa.update(control)
         .values(intake=PAUSED, paused_by=paused_by, epoch=control.c.epoch + 1)
@@ -97,9 +101,8 @@ def pause_by_hand(connection: Connection, paused_by: str) -> bool:
 
 def resume_intake(connection: Connection) -> bool:
     """Take orders again; whether intake was paused. Raises Refused while a rebuild runs: it counts on the pause."""
-    running = connection.execute(
-        sa.select(rebuilds.c.rebuild_id).where(sa.text("rebuilds.state = 'RUNNING'"))
-    ).scalar_one_or_none()
+    lock_intake(connection, exclusive=True)  # a rebuild that begins at this moment is seen, or sees intake open
+    running = _running(connection)
     if running is not None:
         raise Refused(f"{running} runs and needs intake paused; wait for it or cancel it, then resume")
     changed = connection.execute(
@@ -108,3 +111,10 @@ def resume_intake(connection: Connection) -> bool:
         .values(intake=OPEN, paused_by=None, epoch=control.c.epoch + 1)
     ).rowcount
     return changed > 0
+
+
+def _running(connection: Connection) -> str | None:
+    rebuild_id: str | None = connection.execute(
+        sa.select(rebuilds.c.rebuild_id).where(sa.text("rebuilds.state = 'RUNNING'"))
+    ).scalar_one_or_none()
+    return rebuild_id

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from contracts.errors import NotFound, Refused
-from store.schema import generations, sales_applied, sales_totals
+from store.schema import generations, rebuilds, sales_applied, sales_totals
 
 BUILDING, SEALED, ACTIVE, RETIRED, FAILED = "BUILDING", "SEALED", "ACTIVE", "RETIRED", "FAILED"
 
@@ -59,10 +59,12 @@ def rollback_target(connection: Connection, generation: str | None) -> str:
         if state != RETIRED:
             raise Refused(f"generation {generation} is {state}; only a RETIRED one can be rolled back to")
         return generation
+    # By epoch, which only grows: the one created last need not be the one that was active last.
     found: str | None = connection.execute(
         sa.select(generations.c.generation)
-        .where(generations.c.state == RETIRED)
-        .order_by(generations.c.created_at.desc(), generations.c.generation.desc())
+        .join_from(rebuilds, generations, generations.c.generation == rebuilds.c.base_generation)
+        .where(generations.c.state == RETIRED, rebuilds.c.state == "COMPLETED")
+        .order_by(rebuilds.c.epoch.desc())
         .limit(1)
     ).scalar_one_or_none()
     if found is None:
@@ -91,15 +93,23 @@ def count_rows(connection: Connection, generation: str) -> int:
 
 def begin_drop(connection: Connection, generation: str) -> None:
     """Nothing may come back to it from here on. Raises NotFound, or Refused unless it is retired or failed."""
-    state = state_of(connection, generation)
-    if state not in (RETIRED, FAILED):
+    # By what the move finds, not by what was read before: a rollback may take the generation in between.
+    if not move(connection, generation, RETIRED, FAILED) and not move(connection, generation, FAILED, FAILED):
+        state = state_of(connection, generation)
         raise Refused(f"generation {generation} is {state}; only RETIRED and FAILED ones can be dropped")
-    move(connection, generation, RETIRED, FAILED)
     connection.execute(sa.delete(sales_totals).where(sales_totals.c.generation == generation))
 
 
 def drop_chunk(connection: Connection, generation: str, limit: int) -> int:
-    """Remove up to `limit` of its rows, and the generation itself with the last of them; how many rows went."""
+    """Remove up to `limit` of its rows, and the generation itself with the last of them; how many rows went.
+
+    Raises Refused unless `begin_drop` came first. One that is gone already has nothing to remove.
+    """
+    state = connection.execute(
+        sa.select(generations.c.state).where(generations.c.generation == generation)
+    ).scalar_one_or_none()
+    if state not in (FAILED, None):  # FAILED is for ever
+        raise Refused(f"generation {generation} is {state}, and its rows are in use")
     chosen = (
         sa.select(sales_applied.c.position)
         .where(sales_applied.c.generation == generation)

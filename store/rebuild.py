@@ -80,7 +80,17 @@ def _rebuild(row: sa.Row[Any]) -> Rebuild:
 
 def get_rebuild(connection: Connection, rebuild_id: str) -> Rebuild:
     """The rebuild of that id. Raises NotFound."""
-    row: Any = connection.execute(sa.select(*_COLUMNS).where(rebuilds.c.rebuild_id == rebuild_id)).one_or_none()
+    return _found(connection, sa.select(*_COLUMNS).where(rebuilds.c.rebuild_id == rebuild_id), rebuild_id)
+
+
+def _lock_rebuild(connection: Connection, rebuild_id: str) -> Rebuild:
+    """The rebuild, which nobody else ends or carries on until this transaction ends. Raises NotFound."""
+    statement = sa.select(*_COLUMNS).where(rebuilds.c.rebuild_id == rebuild_id)
+    return _found(connection, for_update(connection, statement), rebuild_id)
+
+
+def _found(connection: Connection, statement: sa.Select[Any], rebuild_id: str) -> Rebuild:
+    row: Any = connection.execute(statement).one_or_none()
     if row is None:
         raise NotFound(f"there is no rebuild {rebuild_id}")
     return _rebuild(row)
@@ -95,7 +105,7 @@ def rebuild_of_run(connection: Connection, run_id: str) -> Rebuild | None:
 def last_rebuild(connection: Connection) -> Rebuild | None:
     """The one that runs, else the one that began last, or None."""
     row: Any = connection.execute(
-        sa.select(*_COLUMNS).order_by(sa.text("state = 'RUNNING' DESC"), rebuilds.c.started_at.desc()).limit(1)
+        sa.select(*_COLUMNS).order_by(sa.text("state = 'RUNNING' DESC"), rebuilds.c.epoch.desc()).limit(1)
     ).first()
     return None if row is None else _rebuild(row)
 
@@ -192,7 +202,9 @@ def expect_chunk(connection: Connection, rebuild_id: str, after: str, limit: int
                 sa.true()
             ),
         )
-        .on_conflict_do_nothing()
+        .on_conflict_do_nothing(),
+        # Of an INSERT the driver's count is thrown away otherwise, and PostgreSQL's would read -1.
+        execution_options={"preserve_rowcount": True},
     ).rowcount
     _note(connection, rebuild_id, expected=rebuilds.c.expected + added)
     return last
@@ -260,7 +272,7 @@ def activate(connection: Connection, rebuild_id: str, now: int) -> Rebuild:
     Called again after it took effect it changes nothing. Raises Refused, naming the condition that does not hold.
     """
     lock_intake(connection, exclusive=True)
-    rebuild = get_rebuild(connection, rebuild_id)
+    rebuild = _lock_rebuild(connection, rebuild_id)
     if rebuild.state == COMPLETED:
         return rebuild
     rebuild = _require_running(connection, rebuild_id)
@@ -304,7 +316,7 @@ def fail_rebuild(connection: Connection, rebuild_id: str, error: str, now: int) 
     RETIRED again. Intake stays paused.
     """
     lock_intake(connection, exclusive=True)
-    rebuild = get_rebuild(connection, rebuild_id)
+    rebuild = _lock_rebuild(connection, rebuild_id)
     if rebuild.state != RUNNING:
         return rebuild
     after = RETIRED if rebuild.kind == ROLLBACK else FAILED
@@ -330,7 +342,8 @@ def forget_expected(connection: Connection, rebuild_id: str, limit: int) -> int:
 
 
 def _require_running(connection: Connection, rebuild_id: str) -> Rebuild:
-    rebuild = get_rebuild(connection, rebuild_id)
+    # Locked: a step that only read RUNNING could commit after the end, and leave a generation that nobody cleans up.
+    rebuild = _lock_rebuild(connection, rebuild_id)
     if rebuild.state != RUNNING:
         raise Refused(f"{rebuild_id} is over: {rebuild.state}" + (f", {rebuild.error}" if rebuild.error else ""))
     return rebuild
