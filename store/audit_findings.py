@@ -59,8 +59,9 @@ class Audit:
     breaks: list[Break] = field(default_factory=list)
 
     def break_if(self, connection: Connection, invariant: str, what: str, names: sa.Select[Any]) -> None:
-        """Note a break when `names` has rows. They are counted only then."""
-        found = list(connection.execute(names.limit(NAMED)).scalars())
+        """Note a break when `names`, one column, has rows. They are counted only then."""
+        # Sorted, so that two audits of the same database name the same ones.
+        found = list(connection.execute(names.order_by(sa.text("1")).limit(NAMED)).scalars())
         if not found:
             return
         count = len(found)
