@@ -8,7 +8,7 @@ one event at a time, and nothing is spent.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +22,7 @@ from pipeline.lending import lent
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
+from store.batch import EventBatch
 from store.clock import now_ms
 from store.deliveries import claim_runs, mark_done, next_batch, next_probe, record_failure
 from store.dialect import is_infrastructure_error
@@ -135,13 +136,13 @@ class ReceiverStage:
             self._size.observe(taking.taken, time.monotonic() - started)
         return taking
 
-    def _next(self, connection: Connection, *, probing: bool) -> Sequence[Event]:
+    def _next(self, connection: Connection, *, probing: bool) -> EventBatch:
         if not probing:
             return next_batch(connection, self._receiver.name, self._size.value)
         # One at a time, and another aggregate each time: behind one bad event the receiver may be well.
         probe = next_probe(connection, self._receiver.name, self._probed)
-        self._probed = probe.position if probe else 0
-        return [probe] if probe else []
+        self._probed = probe.positions[0] if probe else 0
+        return probe
 
     def _settle_hold(self, connection: Connection, hold: Hold | None, taking: _Taking) -> None:
         """Unavailable and nothing after it went well: the receiver is down. Something went well: it is up."""
@@ -154,8 +155,8 @@ class ReceiverStage:
         else:
             taking.hold = hold
 
-    def _take_events(self, connection: Connection, events: Sequence[Event], taking: _Taking) -> None:
-        events = [event for event in events if event.aggregate_id not in taking.closed]
+    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
+        events = events.without(taking.closed)
         if not events or taking.down or (taking.failed and time.monotonic() > taking.deadline):
             return
         savepoint = connection.begin_nested()
@@ -176,7 +177,7 @@ class ReceiverStage:
                 self._absolve_receiver(connection, taking)
                 self._fail(connection, events[0], error, taking)
         else:
-            mark_done(connection, self._receiver.name, [event.position for event in events])
+            mark_done(connection, self._receiver.name, events.positions)
             savepoint.commit()
             taking.taken += len(events)
             self._absolve_receiver(connection, taking)
