@@ -5,7 +5,8 @@ from typing import Any
 
 from commands.context import Context
 from commands.parsing import Commands, command
-from store.audit import Audit, audit
+from store.audit import audit
+from store.audit_findings import Audit
 from store.deliveries import DEAD, DONE, PENDING, RETRYING, WAIVED
 
 _STATES = (PENDING, RETRYING, DONE, DEAD, WAIVED)

@@ -39,6 +39,7 @@ from store.rebuild import (
 _POLL = 0.05
 _PATIENCE = 15.0  # seconds until a worker must have begun it, for somebody who waits
 _SAY_AFTER = 1.5
+_ENDING = 10.0  # seconds that a run may need to clear up
 _TARGET = 0.015  # seconds that a transaction of a drop should take: others wait for the write lock
 _NARROWEST, _WIDEST = 200, 20_000
 _LONGEST_BOUND = 7 * 86_400
@@ -146,10 +147,7 @@ async def _run(context: Context, args: Namespace, kind: RebuildInput) -> int:
         drain_bound=args.drain_bound,
         heartbeat_timeout=context.settings.heartbeat,
     )
-    try:
-        handle = await (await context.runs()).start_rebuild(message)
-    except WorkflowAlreadyStartedError:
-        raise Refused(f"a rebuild or rollback runs already{_at(context)}; wait for it, or cancel it") from None
+    handle = await _started(context, message)
     rebuild = await _begun(context, handle)
     if args.wait:
         rebuild = await _followed(context, rebuild, handle)
@@ -162,6 +160,19 @@ async def _run(context: Context, args: Namespace, kind: RebuildInput) -> int:
         if link := _link(context):
             context.line(link)
     return 0 if rebuild.state in (RUNNING, COMPLETED) else 1
+
+
+async def _started(context: Context, message: RebuildInput) -> WorkflowHandle[Any, Any]:
+    """Its run. One whose outcome stands still clears up for a moment; that is waited for. Raises Refused."""
+    runs = await context.runs()
+    deadline = time.monotonic() + _ENDING
+    while True:
+        try:
+            return await runs.start_rebuild(message)
+        except WorkflowAlreadyStartedError:
+            if time.monotonic() > deadline or await asyncio.to_thread(_running, context) is not None:
+                raise Refused(f"a rebuild or rollback runs already{_at(context)}; wait for it, or cancel it") from None
+        await asyncio.sleep(_POLL)
 
 
 async def _begun(context: Context, handle: WorkflowHandle[Any, Any]) -> Rebuild:

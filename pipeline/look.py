@@ -103,9 +103,12 @@ class Look:
                 logger.info("the look sees everything again")
             self._said = trouble
 
+    async def recover_outbox(self, *, before: int) -> int:
+        """Events published before `before` (UTC ms) that Redis lost go through the relay again; how many."""
+        return await recover_outbox(self.writer, self.events, before=before, most=_LOST_AT_ONCE)
+
     async def _lost_messages(self) -> None:
-        before = now_ms() - int(self.lost_after * 1000)
-        count = await recover_outbox(self.writer, self.events, before=before, most=_LOST_AT_ONCE)
+        count = await self.recover_outbox(before=now_ms() - int(self.lost_after * 1000))
         if count:
             logger.warning("%d events were lost in Redis and are sent again", count)
             await self.runs.wake()

@@ -247,12 +247,14 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
 
 def retrying_exists(connection: Connection, receiver: str, most_open: int, overdue: int) -> bool:
     """Whether `claim_runs` with these arguments would find something, without a write transaction."""
-    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
-    count = sa.func.count()
     rows = connection.execute(
-        sa.select(deliveries.c.has_run, count, sa.func.min(deliveries.c.next_attempt_at))
-        .where(*of_receiver)
-        .group_by(deliveries.c.has_run)
+        by_index(
+            sa.select(deliveries.c.has_run, sa.func.count(), sa.func.min(deliveries.c.next_attempt_at))
+            .where(deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
+            .group_by(deliveries.c.has_run),
+            deliveries,
+            "deliveries_due",
+        )
     )
     found = {row[0]: (row[1], row[2]) for row in rows}
     open_runs, oldest = found.get(1, (0, None))

@@ -15,14 +15,15 @@ from contracts.names import FAN_OUT_ID, RELAY_ID
 from store.clock import iso
 from store.control import read_control
 from store.deliveries import DEAD, PENDING, RETRYING, first_next
+from store.dialect import by_index
 from store.receivers import get_hold, last_progress, registered_receivers
 from store.schema import deliveries, jobs, orders, outbox
 
 STALL_MS = 60_000
-# As the partial indexes have them; the second term keeps SQLite from walking over all that is done (deliveries.py).
-_PENDING = "deliveries.status = 'pending' AND deliveries.position > 0"
-_RETRYING = "deliveries.status = 'retrying' AND deliveries.next_attempt_at > 0"
-_DEAD = "deliveries.status IN ('dead', 'waived') AND deliveries.status = 'dead'"
+# Each with its partial index: left to itself SQLite walks over all that the receiver has ever done.
+_PENDING_ROWS = ("deliveries.status = 'pending'", "deliveries_pending")
+_RETRYING_ROWS = ("deliveries.status = 'retrying'", "deliveries_due")
+_DEAD_ROWS = ("deliveries.status IN ('dead', 'waived') AND deliveries.status = 'dead'", "deliveries_set_aside")
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,18 @@ def receiver_backlog(connection: Connection, receiver: str) -> Backlog | None:
     progress = last_progress(connection, receiver) or None
     position = first_next(connection, receiver)
     if position is not None:
-        row = _first(connection, receiver, f"deliveries.position = {position}")
-        assert row is not None
+        row = connection.execute(_rows().where(deliveries.c.receiver == receiver, outbox.c.position == position)).one()
         hold = get_hold(connection, receiver)
         if hold is None:
             what = "its turn at the receiver (is a worker away?)"
         else:
             what = f"{receiver} to be available again; it is on hold since {iso(hold.since)}: {hold.reason}"
         return Backlog(receiver, row[0], row[1], what, progress, can_go_on=True)
-    row = _first(connection, receiver, _RETRYING)
+    row = _first(connection, receiver, _RETRYING_ROWS)
     if row is not None:
         tried = f"attempt {row[3] + 1}, due {iso(row[4])}; the last one failed: {row[5]}"
         return Backlog(receiver, row[0], row[1], tried, progress)
-    row = _first(connection, receiver, _PENDING)
+    row = _first(connection, receiver, _PENDING_ROWS)
     if row is None:
         return None
     before = connection.execute(
@@ -131,27 +131,30 @@ def oldest_by_state(connection: Connection, receiver: str) -> dict[str, int | No
     """State -> since when (UTC ms) the first of the receiver's events has its delivery, for `pending`, `retrying` and
     `dead`; states in use only."""
     found: dict[str, int | None] = {}
-    for state, condition in ((PENDING, _PENDING), (RETRYING, _RETRYING), (DEAD, _DEAD)):
-        row = _first(connection, receiver, condition)
+    for state, rows in ((PENDING, _PENDING_ROWS), (RETRYING, _RETRYING_ROWS), (DEAD, _DEAD_ROWS)):
+        row = _first(connection, receiver, rows)
         if row is not None:
             found[state] = row[1]
     return found
 
 
-def _first(connection: Connection, receiver: str, condition: str) -> Any:
-    """(event id, fanned out at, aggregate, attempts, next attempt at, last error) of the lowest position, or None."""
-    return connection.execute(
-        sa.select(
-            outbox.c.event_id,
-            # One that was published again is not fanned out just now, and was pushed when it says.
-            sa.func.coalesce(outbox.c.fanned_out_at, outbox.c.first_published_at),
-            deliveries.c.aggregate_id,
-            deliveries.c.attempts,
-            deliveries.c.next_attempt_at,
-            deliveries.c.last_error,
-        )
-        .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
-        .where(deliveries.c.receiver == receiver, sa.text(condition))
-        .order_by(deliveries.c.position)
-        .limit(1)
-    ).one_or_none()
+def _first(connection: Connection, receiver: str, rows: tuple[str, str]) -> Any:
+    """Of the lowest position, or None."""
+    condition, index = rows
+    statement = (
+        _rows().where(deliveries.c.receiver == receiver, sa.text(condition)).order_by(deliveries.c.position).limit(1)
+    )
+    return connection.execute(by_index(statement, deliveries, index)).one_or_none()
+
+
+def _rows() -> sa.Select[Any]:
+    """(event id, fanned out at, aggregate, attempts, next attempt at, last error) of deliveries."""
+    return sa.select(
+        outbox.c.event_id,
+        # One that was published again is not fanned out just now, and was pushed when it says.
+        sa.func.coalesce(outbox.c.fanned_out_at, outbox.c.first_published_at),
+        deliveries.c.aggregate_id,
+        deliveries.c.attempts,
+        deliveries.c.next_attempt_at,
+        deliveries.c.last_error,
+    ).join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
