@@ -16,7 +16,9 @@ Activities = Sequence[Callable[..., Any]]
 
 
 @asynccontextmanager
-async def workers(client: Client, activities: Activities = (), drains: Activities = ()) -> AsyncIterator[None]:
+async def workers(
+    client: Client, activities: Activities = (), drains: Activities = (), **options: Any
+) -> AsyncIterator[None]:
     """All our workflows, with these activities on the common queue and these on the drains' one."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
@@ -26,6 +28,7 @@ async def workers(client: Client, activities: Activities = (), drains: Activitie
                 workflows=WORKFLOWS,
                 activities=activities,
                 workflow_runner=sandbox(),
+                **options,
             )
         )
         if drains:
