@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import NoReturn
 
@@ -70,6 +70,17 @@ _GRACE = timedelta(seconds=10)
 def sandbox() -> SandboxedWorkflowRunner:
     """Where workflow code runs: what is not deterministic is out of its reach."""
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
+
+
+async def end_workers(workers: Iterable[Worker], longest: float = _GRACE.total_seconds() + 5) -> None:
+    """Shut these down, and wait `longest` seconds at most.
+
+    Temporal's core waits for ever when an activity whose run is over answers at that very moment (sdk-rust 1537); what
+    an activity did is in the database by then, and a process that does not end would be killed all the same.
+    """
+    _, late = await asyncio.wait([asyncio.create_task(worker.shutdown()) for worker in workers], timeout=longest)
+    if late:
+        logger.warning("a worker did not end within %g s, and is left behind", longest)
 
 
 class SaiseiWorker:
@@ -183,7 +194,7 @@ class SaiseiWorker:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
-        await asyncio.gather(*(worker.shutdown() for worker in self._workers))
+        await end_workers(self._workers)
         self.writer.close()
         self.events.close()
 
