@@ -53,7 +53,9 @@ def add(commands: Commands) -> None:
         "starter.py event duplicate --order 1 --times 3",
     )
     duplicate.add_argument("--order", metavar="ORDER", required=True, help="an order's number or id, or its event's id")
-    duplicate.add_argument("--times", type=whole_number(1, _MOST_TIMES), default=1, metavar="N", help="how often (once if not said)")
+    duplicate.add_argument(
+        "--times", type=whole_number(1, _MOST_TIMES), default=1, metavar="N", help="how often (once if not said)"
+    )
 
 
 def event_document(connection: Connection, name: str) -> dict[str, Any]:

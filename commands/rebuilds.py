@@ -86,7 +86,11 @@ def add(commands: Commands) -> None:
 
 def _add_run_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="show its progress, and end with its outcome")
-    parser.add_argument("--resume", action="store_true", help="open intake again with the switch; otherwise it stays paused until `intake resume`")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="open intake again with the switch; otherwise it stays paused until `intake resume`",
+    )
     parser.add_argument(
         "--drain-bound",
         type=_seconds,
