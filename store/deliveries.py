@@ -207,7 +207,7 @@ def load_delivery(connection: Connection, receiver: str, event_id: str) -> Deliv
         )
     ).one_or_none()
     if row is None:
-        raise NotFound(f"there is no delivery of {event_id} to {receiver}; `event publish` registers what is missing")
+        raise NotFound(f"there is no delivery of {event_id} to {receiver}; see `event show {event_id}`")
     return Delivery(receiver, Event(*row[:6]), *row[6:])
 
 
