@@ -1,6 +1,8 @@
 """Intake: place an order, and wake the pipeline if it is cold. Used by the command line and the HTTP API."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from contracts.orders import Order
@@ -10,6 +12,11 @@ from store.orders import PlacedOrder, place_order
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = 2.0  # seconds that an order's answer waits for its wake
+# Between two wakes, in seconds. A drain stays for longer than the first after it was woken, so orders that follow
+# within it are seen; without a bound, every order placed while no worker runs would add signals to each run.
+_PAUSE, _PAUSE_AFTER_FAILURE = 1.0, 5.0
+
 
 class Intake:
     """Places orders in one database; `wake` tells the pipeline."""
@@ -17,6 +24,8 @@ class Intake:
     def __init__(self, database: Database, wake: Callable[[], Awaitable[None]]) -> None:
         self._database = database
         self._wake = wake
+        self._silent_until = 0.0
+        self._heard = True
 
     def place(self, order: Order) -> PlacedOrder:
         """Write the order and its event. Durable when it returns; call `wake_if_cold` with the result then.
@@ -27,13 +36,20 @@ class Intake:
             return place_order(connection, order, now_ms())
 
     async def wake_if_cold(self, placed: PlacedOrder) -> bool:
-        """Wake the pipeline unless it drains already. A failing wake never fails the order: the worker's look finds
-        it. Whether the pipeline is awake, as far as we know."""
+        """Wake the pipeline unless it drains already or was woken a moment ago. A wake that fails or hangs never fails
+        the order: the worker's look finds it. Whether the pipeline is awake, as far as we know."""
         if not placed.cold:
             return True
+        if time.monotonic() < self._silent_until:
+            return self._heard
+        self._silent_until = time.monotonic() + _PAUSE
         try:
-            await self._wake()
+            async with asyncio.timeout(_PATIENCE):
+                await self._wake()
         except Exception as error:
             logger.debug("the wake failed (%s); the worker's look finds the order", error)
-            return False
-        return True
+            self._heard = False
+            self._silent_until = time.monotonic() + _PAUSE_AFTER_FAILURE
+        else:
+            self._heard = True
+        return self._heard

@@ -12,12 +12,33 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from commands import api, database, dead, demo, events, jobs, labs, links, orders, queues, stack, status
+from commands import (
+    api,
+    audit,
+    database,
+    dead,
+    demo,
+    events,
+    faults,
+    intake,
+    jobs,
+    labs,
+    links,
+    orders,
+    queues,
+    rebuilds,
+    recover,
+    stack,
+    status,
+)
 from commands.context import Context
 from commands.parsing import Commands, Parser, Run, WrongUsage
 from failures import FAILURES, sentence
 
-_MODULES = (stack, database, orders, jobs, events, dead, status, queues, links, api, labs, demo)
+_MODULES = (
+    *(stack, database, orders, jobs, events, dead, status, queues, links, api),
+    *(audit, intake, rebuilds, recover, faults, labs, demo),
+)
 
 
 def parser() -> Parser:
@@ -25,7 +46,8 @@ def parser() -> Parser:
     top = Parser(
         prog="starter.py",
         description="Saisei (再生): an order-event pipeline on Temporal.",
-        epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status",
+        epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status\n\n"
+        "exit codes: 0 done, 1 refused or failed, 2 wrong usage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = Commands(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))

@@ -9,12 +9,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NoReturn
 
 from sqlalchemy import Connection
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -64,7 +65,12 @@ WORKFLOWS = (*PIPELINE_WORKFLOWS, DeliveryWorkflow, FulfilmentWorkflow, RebuildW
 
 # Our own modules hold no state that a workflow could share, and importing them afresh for each run cost 0.1 s.
 _OURS = ("activities", "contracts", "pipeline", "receivers", "runs", "store", "workflows", "sqlalchemy", "redis")
-_GRACE = timedelta(seconds=10)
+_GRACE = timedelta(seconds=5)
+# A worker ends within this many seconds also when Temporal does not answer: service managers kill after 10.
+_LONGEST_END = 8.0
+# How long a run waits for the worker that holds it in memory before any other may take it: after a kill -9 the first
+# wake waited out the default of 10 s.
+_STICKY = timedelta(seconds=1)
 
 
 def sandbox() -> SandboxedWorkflowRunner:
@@ -72,15 +78,19 @@ def sandbox() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
 
 
-async def end_workers(workers: Iterable[Worker], longest: float = _GRACE.total_seconds() + 5) -> None:
-    """Shut these down, and wait `longest` seconds at most.
+async def end_workers(workers: Sequence[Worker], longest: float = _LONGEST_END) -> bool:
+    """Shut these down, and wait `longest` seconds at most; whether they all ended.
 
-    Temporal's core waits for ever when an activity whose run is over answers at that very moment (sdk-rust 1537); what
-    an activity did is in the database by then, and a process that does not end would be killed all the same.
+    Temporal's core waits for ever when an activity whose run is over answers at that very moment (sdk-rust 1537), and
+    as long as a server does not answer. What an activity did is in the database by then, and a process that does not
+    end would be killed all the same.
     """
+    if not workers:
+        return True
     _, late = await asyncio.wait([asyncio.create_task(worker.shutdown()) for worker in workers], timeout=longest)
     if late:
-        logger.warning("a worker did not end within %g s, and is left behind", longest)
+        logger.warning("Temporal does not answer; leaving without its word")
+    return not late
 
 
 class SaiseiWorker:
@@ -165,6 +175,7 @@ class SaiseiWorker:
                 ],
                 workflow_runner=sandbox(),
                 max_concurrent_activities=64,
+                sticky_queue_schedule_to_start_timeout=_STICKY,
                 graceful_shutdown_timeout=_GRACE,
             ),
             Worker(
@@ -176,25 +187,36 @@ class SaiseiWorker:
             ),
         )
         self._looking: asyncio.Task[None] | None = None
+        self._started: list[Worker] = []
+        self.stuck = False
 
     async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
         await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id))
 
     async def __aenter__(self) -> "SaiseiWorker":
-        await self.writer.write(self._prepare)
-        await register_search_attributes(self.runs.client)
-        for worker in self._workers:
-            await worker.__aenter__()
-        await self.runs.ensure()
+        try:
+            await self.writer.write(self._prepare)
+            await register_search_attributes(self.runs.client)
+            for worker in self._workers:
+                await worker.__aenter__()
+                self._started.append(worker)
+            await self.runs.ensure()
+        except BaseException:
+            await self.__aexit__()
+            raise
         self._looking = asyncio.create_task(self._keep_looking())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        """End within `_LONGEST_END` seconds. If Temporal does not answer by then, `stuck` is set: what it was not told
+        it finds out by time-outs, and nothing is lost."""
         if self._looking is not None:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
-        await end_workers(self._workers)
+        self.stuck = not await end_workers(self._started)
+        if self.stuck:
+            return
         self.writer.close()
         self.events.close()
 
@@ -241,6 +263,8 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
         await stop.wait()
         logger.info("worker stopping")
+    if worker.stuck:
+        end(0)  # leaving the event loop would wait for Temporal
     database.close()
 
 
@@ -251,6 +275,9 @@ def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
         asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
+        return 1
+    except RPCError as error:
+        print(f"worker: Temporal failed at the start: {error.message}", file=sys.stderr)
         return 1
     return 0
 

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from rich.table import Table
 
-from commands.api_client import ApiClient, add_api_flag, api_url
+from commands.api_client import HERE, ApiClient, add_api_flag, api_url
 from commands.context import Context
 from commands.parsing import Commands, command
 from contracts.errors import Unreachable
@@ -15,11 +15,12 @@ def add(commands: Commands) -> None:
     parser = command(
         commands.top, "read-api", _read, "print the totals that the HTTP API serves", "starter.py read-api"
     )
-    add_api_flag(parser, "the API to ask", default=api_url())
+    add_api_flag(parser, "the API to ask", default=HERE)
 
 
 async def _read(context: Context, args: Namespace) -> int:
-    with ApiClient(args.api) as api:
+    url = api_url(context, args.api)
+    with ApiClient(url) as api:
         sales = api.sales()
     if context.json:
         context.result(sales)
@@ -34,6 +35,6 @@ async def _read(context: Context, args: Namespace) -> int:
         table.add_section()
         table.add_row("all", f"{sales['orders']:,}", "")
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise Unreachable(f"what answers at {args.api} is not Saisei's API; correct --api or SAISEI_API_URL") from None
+        raise Unreachable(f"what answers at {url} is not Saisei's API; correct --api or SAISEI_API_URL") from None
     context.out.print(table)
     return 0

@@ -14,32 +14,37 @@ from rich.progress import track
 
 from contracts.errors import Refused, Unreachable
 from contracts.orders import Order
+from http_api.settings import DEFAULT_PORT, HOST
 
 if TYPE_CHECKING:
     import httpx
 
     from commands.context import Context
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_URL = f"http://{HOST}:{DEFAULT_PORT}"
+HERE = ""
 _PATIENCE = 30.0  # seconds: longer than the API takes at worst to say that its database is busy
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def api_url() -> str:
-    """The API of SAISEI_API_URL, or the one that runs here."""
-    return os.environ.get("SAISEI_API_URL") or DEFAULT_URL
-
-
 def add_api_flag(parser: ArgumentParser, purpose: str, default: str | None) -> None:
-    """`--api [URL]`; without URL the API of SAISEI_API_URL, or the one that runs here."""
+    """`--api [URL]`; without URL it is HERE, which `api_url` resolves."""
     parser.add_argument(
         "--api",
         metavar="URL",
         nargs="?",
-        const=api_url(),
+        const=HERE,
         default=default,
-        help=f"{purpose} (URL if not said: SAISEI_API_URL, or {DEFAULT_URL})",
+        help=f"{purpose} (URL if not said: SAISEI_API_URL, or the one of `up`, or {DEFAULT_URL})",
     )
+
+
+def api_url(context: "Context", said: str) -> str:
+    """The URL that was said; for HERE that of SAISEI_API_URL, of the embedded stack that is up, or the usual one."""
+    if said != HERE:
+        return said
+    configured = os.environ.get("SAISEI_API_URL")
+    return configured or (context.stack.url("api") if context.stack else None) or DEFAULT_URL
 
 
 class ApiClient:
@@ -108,12 +113,12 @@ class ApiClient:
         return str(problem.get("detail") or problem.get("title") or "without a reason")
 
 
-async def place_through(url: str, context: "Context", orders: Sequence[Order]) -> int:
-    """Place `orders` one after the other through the API at `url`; the exit code. Ends at the first refusal: those
-    before it are durable, and placing all of them again changes nothing for these."""
+async def place_through(said: str, context: "Context", orders: Sequence[Order]) -> int:
+    """Place `orders` one after the other through the API that `--api` says; the exit code. Ends at the first refusal:
+    those before it are durable, and placing all of them again changes nothing for these."""
     placed = []
     quiet = context.json or len(orders) < 20
-    with ApiClient(url) as api:
+    with ApiClient(api_url(context, said)) as api:
         for order in track(orders, "placing", console=context.messages, transient=True, disable=quiet):
             placed.append(await asyncio.to_thread(api.place, order))  # Ctrl-C is heard between two orders
     new = sum(created for _, created in placed)

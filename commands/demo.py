@@ -17,12 +17,12 @@ from temporalio.service import RPCError
 
 import embedded
 from commands.context import Context
-from commands.labs import run_delivery, run_outbox, show_step
+from commands.labs import run_delivery, run_outbox, run_recovery, show_recovery_step, show_step
 from commands.parsing import Commands, command
 from contracts import search
 from contracts.errors import SaiseiError, Unreachable
 from intake import Intake
-from labs import delivery, live, outbox
+from labs import delivery, live, outbox, recovery_state
 from labs.scratch import ended_at_once
 from labs.verdict import Verdict
 from pipeline.failure import describe
@@ -42,7 +42,9 @@ def add(commands: Commands) -> None:
         "run the walk-throughs and a small live run, and print a verdict for each",
         "starter.py demo --keep",
     )
-    parser.add_argument("--keep", action="store_true", help="leave servers and worker up")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the servers and the worker up, with links into the Web UI"
+    )
 
 
 async def _demo(context: Context, args: Namespace) -> int:
@@ -99,10 +101,22 @@ async def _outbox(context: Context) -> Verdict:
         return (await run_outbox(context, Path(name), 3, tell)).verdict
 
 
+async def _recovery(context: Context) -> Verdict:
+    numbers = itertools.count(1)
+
+    def tell(step: recovery_state.Step) -> None:
+        if not context.json:
+            show_recovery_step(context, next(numbers), step)
+
+    verdict, _ = await run_recovery(context, recovery_state.Plan(), tell)
+    return verdict
+
+
 # Each walk-through with the name of its verdict; the live run comes after them.
 _WALKS: tuple[tuple[str, Callable[[Context], Awaitable[Verdict]]], ...] = (
     ("delivery", _delivery),
     ("outbox", _outbox),
+    ("recovery", _recovery),
 )
 
 

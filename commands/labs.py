@@ -1,4 +1,4 @@
-"""`lab delivery` and `lab outbox`: walk-throughs on servers of their own. They touch no live data."""
+"""`lab delivery`, `lab outbox` and `lab recovery`: walk-throughs on servers of their own. They touch no live data."""
 
 import contextlib
 import itertools
@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.progress import Progress
 
 from commands.context import Context
-from commands.parsing import Commands, command
-from labs import delivery, outbox
+from commands.parsing import Commands, command, whole_number
+from labs import delivery, outbox, recovery, recovery_state
 from labs.scratch import Scratch, scratch_stack
 from labs.verdict import Verdict
 
@@ -40,7 +40,18 @@ def add(commands: Commands) -> None:
     )
     two.add_argument("--dir", type=Path, required=True, help="folder of the database app.db and of the results")
     two.add_argument("--orders", type=int, default=3, help="how many orders (3 if not said)")
-    # `lab recovery` comes here.
+    three = command(
+        group,
+        "recovery",
+        _recovery,
+        "an outage, dead letters, a rebuild that is proved equal, and a redrive that changes nothing",
+        "starter.py lab recovery --first 12 --during 8",
+    )
+    most = whole_number(1, 1000)
+    usual = recovery_state.Plan()
+    three.add_argument("--first", type=most, default=usual.first, help=f"orders before it ({usual.first} if not said)")
+    three.add_argument("--during", type=most, default=usual.during, help=f"orders in it ({usual.during} if not said)")
+    three.add_argument("--keep", action="store_true", help="leave the servers up, and say how to stop them")
 
 
 def exit_code(context: Context, verdict: Verdict) -> int:
@@ -93,6 +104,39 @@ async def run_outbox(
         bar.stop()
 
 
+async def run_recovery(
+    context: Context, plan: recovery_state.Plan, tell: Callable[[recovery_state.Step], None], *, keep: bool = False
+) -> tuple[Verdict, Scratch]:
+    """The walk-through on a stack of its own: its verdict, and what the stack was (gone by now unless kept)."""
+    async with contextlib.AsyncExitStack() as stack:
+        with context.messages.status("starting servers for the walk-through"):
+            scratch = await stack.enter_async_context(scratch_stack(children=recovery.children(), keep=keep))
+        return await recovery.walk(plan, scratch, tell), scratch
+
+
+def show_recovery_step(context: Context, number: int, step: recovery_state.Step) -> None:
+    """The step's sentence, and a table of what was read."""
+    state = step.state
+    proof = str(state.certificate["digest"])[:19] + "..." if state.certificate else ""
+    context.line(f"{number}  {step.name}: {step.what}")
+    context.table(
+        ["orders", "sales orders", "sales amount", "mail", "dead", "intake", "generation", "certificate"],
+        [
+            [
+                state.orders,
+                state.sales_orders,
+                f"{state.sales_amount:,}",
+                state.mail,
+                state.dead,
+                state.intake,
+                state.generation,
+                proof,
+            ]
+        ],
+    )
+    context.line("")
+
+
 def show_step(number: int, step: outbox.Step) -> None:
     """One line a step."""
     print(f"{number}  {step.name:16} {step.showed}", flush=True)
@@ -109,12 +153,34 @@ async def _delivery(context: Context, args: Namespace) -> int:
 
     verdict, scratch = await run_delivery(context, plan, line, keep=args.keep)
     if args.keep:
-        context.say(f"the servers are kept: {scratch.ui_url} shows the runs")
-        context.say(f"stop them with: SAISEI_HOME={shlex.quote(str(scratch.home))} starter.py down")
+        _tell_kept(context, scratch)
     if context.json:
         names = {"event": plan.event, "job": plan.job, "amount": plan.amount}
         context.result({**verdict_document(verdict), **names, "lines": lines, "web_ui": scratch.ui_url})
     return exit_code(context, verdict)
+
+
+async def _recovery(context: Context, args: Namespace) -> int:
+    steps: list[recovery_state.Step] = []
+
+    def tell(step: recovery_state.Step) -> None:
+        steps.append(step)
+        if not context.json:
+            show_recovery_step(context, len(steps), step)
+
+    verdict, scratch = await run_recovery(context, recovery_state.Plan(args.first, args.during), tell, keep=args.keep)
+    if args.keep:
+        _tell_kept(context, scratch)
+    if context.json:
+        context.result([step.document() for step in steps])
+    elif verdict.ok:
+        context.line(f"{verdict.name} {verdict.word}: {verdict.reason}")
+    return exit_code(context, verdict)
+
+
+def _tell_kept(context: Context, scratch: Scratch) -> None:
+    context.say(f"the servers are kept: {scratch.ui_url} shows the runs")
+    context.say(f"stop them with: SAISEI_HOME={shlex.quote(str(scratch.home))} starter.py down")
 
 
 async def _outbox(context: Context, args: Namespace) -> int:

@@ -1,12 +1,15 @@
-"""`up` and `down`: the embedded servers and the worker, in the background.
+"""`up` and `down`: the embedded servers, the worker and the HTTP API, in the background.
 
 What is configured (REDIS_URL, Temporal's environment or profile, DATABASE_URL) is used as it is, and not started.
 """
 
 import asyncio
+import importlib.util
+import os
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 from sqlalchemy import make_url
@@ -17,11 +20,13 @@ from commands.parsing import Commands, command, whole_number
 from contracts import search
 from contracts.errors import Refused
 from embedded import AlreadyRunning, Child, EmbeddedError, Stack
+from http_api.settings import DEFAULT_PORT, HOST, ApiSettings
 from receivers.registry import RECEIVERS, by_name
 from runs.connect import configured_address
 
 _ROOT = Path(__file__).resolve().parent.parent
 _READY_LINE = "worker ready"
+_API_READY_LINE = "api ready"
 _OTHERS_START = 90.0  # seconds that a start by somebody else may take
 _PORT = whole_number(1, 65_535)
 
@@ -29,16 +34,37 @@ _PORT = whole_number(1, 65_535)
 def add(commands: Commands) -> None:
     """Register the commands."""
     up = command(
-        commands.top, "up", _up, "start the servers and the worker in the background", "starter.py up --ui-port 8233"
+        commands.top,
+        "up",
+        _up,
+        "start the servers, the worker and the HTTP API in the background",
+        "starter.py up --ui-port 8233",
     )
     for flag, what in (("--temporal-port", "Temporal"), ("--ui-port", "the Web UI"), ("--redis-port", "Redis")):
         up.add_argument(flag, type=_PORT, metavar="PORT", help=f"port of {what}; its former or a free one if not said")
+    up.add_argument(
+        "--api-port",
+        type=_PORT,
+        metavar="PORT",
+        help=f"port of the HTTP API; SAISEI_API_PORT, else {DEFAULT_PORT} or a free one if not said",
+    )
     command(commands.top, "down", _down, "stop what `up` started; the data stays", "starter.py down")
 
 
-def worker_child() -> Child:
-    """The worker as a child of the embedded stack."""
-    return Child("worker", [sys.executable, str(_ROOT / "worker.py")], ready_line=_READY_LINE)
+def worker_child(env: Mapping[str, str] | None = None) -> Child:
+    """The worker as a child of the embedded stack; `env` goes on top of the stack's environment."""
+    return Child("worker", [sys.executable, str(_ROOT / "worker.py")], env=env or {}, ready_line=_READY_LINE)
+
+
+def api_child(port: int, env: Mapping[str, str] | None = None) -> Child:
+    """The HTTP API on that port as a child of the embedded stack, which then tells its address to whoever finds it."""
+    return Child(
+        "api",
+        [sys.executable, str(_ROOT / "api.py")],
+        env={**(env or {}), "SAISEI_API_PORT": str(port)},
+        ready_line=_API_READY_LINE,
+        url=f"http://{HOST}:{port}",
+    )
 
 
 async def _up(context: Context, args: Namespace) -> int:
@@ -50,10 +76,11 @@ async def _up(context: Context, args: Namespace) -> int:
     stack = context.stack
     started = stack is None
     if stack is None:
-        what = ", ".join([*(service.capitalize() for service in services), "worker"])
+        children = [worker_child(), *_api(context, args)]
+        what = ", ".join([*(service.capitalize() for service in services), *(child.name for child in children)])
         context.say(f"starting {what} ...")
         try:
-            stack = _start(context, args, services)
+            stack = _start(context, args, services, children)
         except AlreadyRunning:
             # Somebody else is starting it just now.
             stack, started = await _wait_for(context), False
@@ -83,7 +110,22 @@ async def _check_configured(context: Context) -> None:
     context.open_database()
 
 
-def _start(context: Context, args: Namespace, services: list[str]) -> Stack:
+def _api(context: Context, args: Namespace) -> list[Child]:
+    """The API's child, or none where what it needs is not installed. Raises Refused when the port is taken."""
+    if not all(importlib.util.find_spec(package) for package in ("fastapi", "uvicorn")):
+        context.say("the HTTP API is not started: it needs fastapi and uvicorn; install Saisei with its extra `http`")
+        return []
+    asked: int | None = args.api_port
+    if asked is None and os.environ.get("SAISEI_API_PORT"):
+        asked = ApiSettings.from_env().port
+    if not asked:  # 0 is any free one
+        return [api_child(embedded.free_or_other(DEFAULT_PORT) if asked is None else embedded.any_free())]
+    if not embedded.is_free(asked):
+        raise Refused(f"port {asked} on {HOST} is taken; end the program that has it, or choose another by --api-port")
+    return [api_child(asked)]
+
+
+def _start(context: Context, args: Namespace, services: list[str], children: list[Child]) -> Stack:
     home = context.settings.home
     # asyncio would only note Ctrl-C; here it is to end the start, and what was started half.
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,7 +133,7 @@ def _start(context: Context, args: Namespace, services: list[str]) -> Stack:
         return embedded.start(
             home,
             services=services,
-            children=[worker_child()],
+            children=children,
             search_attributes=search.START_DEV,
             detached=True,
             temporal_port=args.temporal_port,
@@ -101,22 +143,23 @@ def _start(context: Context, args: Namespace, services: list[str]) -> Stack:
     except AlreadyRunning:
         raise
     except EmbeddedError as error:
-        raise _worker_words(home, error) from error
+        raise _own_words(home, error) from error
     finally:
         signal.signal(signal.SIGINT, former)
 
 
-def _worker_words(home: Path, error: EmbeddedError) -> Exception:
-    """The worker's own sentence, when it was the worker that could not start."""
-    if not str(error).startswith("worker "):
+def _own_words(home: Path, error: EmbeddedError) -> Exception:
+    """The own sentence of the worker or the API, when it was one of them that could not start."""
+    name = str(error).partition(" ")[0]
+    if name not in ("worker", "api"):
         return error
     try:
-        words = (home / "logs" / "worker.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        words = (home / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return error
     # Beneath the sentence of an earlier start there may be newer lines, but no newer sentence.
-    own = [line for line in words[-20:] if line.startswith("worker: ")]
-    return Refused(f"the worker cannot start: {own[-1].removeprefix('worker: ')}") if own else error
+    own = [line for line in words[-20:] if line.startswith(f"{name}: ")]
+    return Refused(f"the {name} cannot start: {own[-1].removeprefix(f'{name}: ')}") if own else error
 
 
 async def _wait_for(context: Context) -> Stack:
@@ -147,6 +190,7 @@ def _check_running(stack: Stack, services: list[str], args: Namespace) -> None:
         (args.temporal_port, stack.temporal_address),
         (args.ui_port, stack.ui_url),
         (args.redis_port, stack.redis_url and stack.redis_url.rpartition("/")[0]),
+        (args.api_port, stack.url("api")),
     ):
         if asked is not None and (address or "").rpartition(":")[2] != str(asked):
             raise Refused(f"it is up on other ports than {asked}; `starter.py down` it first")
@@ -157,13 +201,14 @@ def _print(context: Context, stack: Stack, started: bool) -> None:
         "Temporal": configured_address() or stack.temporal_address,
         "Web UI": context.ui_url,
         "Redis": _without_password(context.settings.redis_url) or stack.redis_url,
+        "API": stack.url("api"),
         "database": make_url(context.settings.database_url).render_as_string(),
         "logs": str(stack.home / "logs"),
     }
     links = context.links.everything(by_name(RECEIVERS)) if context.links else []
     if context.json:
-        names = {"Temporal": "temporal", "Web UI": "ui", "Redis": "redis", "database": "database", "logs": "logs"}
-        document = {names[name]: address for name, address in addresses.items()}
+        names = {"Temporal": "temporal", "Web UI": "ui", "Redis": "redis", "API": "api"}
+        document = {names.get(name, name): address for name, address in addresses.items()}
         context.result({"started": started, **document, "links": dict(links)})
         return
     context.fields(addresses)

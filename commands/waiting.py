@@ -24,10 +24,10 @@ async def result_of(context: Context, handle: WorkflowHandle[Any, Any]) -> Any:
         pause, said = _QUIET, None
         while not (await asyncio.wait([result], timeout=pause))[0]:
             pause = _EVERY
-            standing = await _standing(handle)
-            if standing is not None and standing != said:
-                said = standing
-                context.say(f"{handle.id}: {standing}")
+            now = await standing(handle)
+            if now is not None and now != said:
+                said = now
+                context.say(f"{handle.id}: {now}")
         return result.result()
     except asyncio.CancelledError:
         context.say(f"{handle.id}: goes on without this command")
@@ -67,7 +67,8 @@ def failure(error: BaseException) -> Failure:
     return Failure(kind, getattr(inner, "message", None) or str(inner), details)
 
 
-async def _standing(handle: WorkflowHandle[Any, Any]) -> str | None:
+async def standing(handle: WorkflowHandle[Any, Any]) -> str | None:
+    """What the run waits for or does, in a few words, or None where that cannot be told."""
     try:
         pending = (await handle.describe()).raw_description
     except RPCError:

@@ -43,13 +43,15 @@ class DrainInput:
 @dataclass(frozen=True)
 class DrainReport:
     """What one drain did. `more`: it stopped for its time, the worker's shutdown or a change of its hold, not for lack
-    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold."""
+    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold; `waits` while it rests with
+    events that are not settled: a sentence that names the oldest and what it waits for."""
 
     events: int
     batches: int
     more: bool
     held_since: int | None = None
     reason: str | None = None
+    waits: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class RebuildInput:
     """A rebuild, or a rollback to a retired generation (`target`, or the one that was active last).
 
     `resume`: open intake again once it is activated. `drain_bound`: seconds that the wait for a drained outbox may
-    take; `phase_bound`: seconds for each later phase.
+    take; `phase_bound`: seconds for each later phase. `hold`: a drill; it stops once the new generation is found equal,
+    before it is sealed, until the signal `proceed`.
     """
 
     kind: str = "rebuild"
@@ -140,6 +143,7 @@ class RebuildInput:
     drain_bound: float = 600.0
     phase_bound: float = 3600.0
     heartbeat_timeout: float = 12.0
+    hold: bool = False
 
 
 @dataclass(frozen=True)

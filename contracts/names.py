@@ -8,6 +8,7 @@ RELAY_ID = "relay"
 FAN_OUT_ID = "fan-out"
 REBUILD_ID = "rebuild/sales"  # rebuilds and rollbacks: one at a time
 WAKE_SIGNAL = "wake"
+PROCEED_SIGNAL = "proceed"
 
 OUTBOX_LIST = "outbox.events"
 PROCESSED_HASH = "processed"

@@ -9,6 +9,7 @@ same servers without the guard, for tests.
 What this package keeps: nothing is stopped that it did not start, and nothing listens off loopback.
 """
 
+from embedded._ports import any_free, free_or_other, is_free
 from embedded._servers import TemporalServer, ValkeyServer
 from embedded._stack import Stack, find, start, stop
 from embedded._state import Child
@@ -21,7 +22,10 @@ __all__ = [
     "Stack",
     "TemporalServer",
     "ValkeyServer",
+    "any_free",
     "find",
+    "free_or_other",
+    "is_free",
     "start",
     "stop",
 ]

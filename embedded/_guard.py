@@ -253,6 +253,7 @@ class Guard:
             ui_url=temporal.ui_url if up and temporal else None,
             redis_url=valkey.url if up and valkey else None,
             failing=[u.process.name for u in self._units if u.failing],
+            urls={child.name: child.url for child in self._order.children if child.url is not None},
         )
 
     def _write(self, state: str) -> None:

@@ -57,6 +57,11 @@ def check_asked(port: int, purpose: str) -> int:
     return port
 
 
+def free_or_other(port: int) -> int:
+    """`port` if it is free, else one that was free a moment ago."""
+    return port if is_free(port) else any_free()
+
+
 class FormerPorts:
     """The ports of the last run on a home, by name, in `run/ports.json`; a hint and never more
     than that.

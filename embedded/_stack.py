@@ -50,6 +50,12 @@ class Stack:
         """redis:// address of Valkey, or None if this stack has none."""
         return self._first.redis_url
 
+    def url(self, child: str) -> str | None:
+        """Where that child answers, or None if this stack has none of that name or it serves
+        nothing.
+        """
+        return self._first.urls.get(child)
+
     @property
     def guard_pid(self) -> int:
         """The process id of the guard."""

@@ -26,13 +26,15 @@ class Child:
     """A command that runs beside the servers, such as the worker.
 
     `env` is added to the stack's environment. With `ready_line` the stack is ready only once the
-    command has written that text to its log; without it, as soon as it has been started.
+    command has written that text to its log; without it, as soon as it has been started. `url`:
+    where it will answer, for whoever finds the stack.
     """
 
     name: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     ready_line: str | None = None
+    url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Note:
     ui_url: str | None = None
     redis_url: str | None = None
     failing: Sequence[str] = ()
+    urls: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment(home: Path, note: Note, base: Mapping[str, str]) -> dict[str, str]:

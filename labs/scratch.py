@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from temporalio.client import Client
@@ -49,9 +49,10 @@ class Scratch:
 
 @contextlib.asynccontextmanager
 async def scratch_stack(
-    *, services: Sequence[str] = ("temporal", "valkey"), keep: bool = False
+    *, services: Sequence[str] = ("temporal", "valkey"), children: Sequence[embedded.Child] = (), keep: bool = False
 ) -> AsyncIterator[Scratch]:
-    """Servers for the block. With `keep` they and their folder stay if it ends well; otherwise both are gone after it.
+    """Servers for the block, and `children` beside them. With `keep` they and their folder stay if it ends well;
+    otherwise both are gone after it.
 
     Raises Unreachable, in one sentence, when a server cannot be started.
     """
@@ -61,7 +62,7 @@ async def scratch_stack(
         with contextlib.ExitStack() as held:
             held.enter_context(_ended_like_ctrl_c())
             held.enter_context(_log_file(home / "worker.log"))
-            stack = held.enter_context(_start(home, services, headless=not keep))
+            stack = held.enter_context(_start(home, services, children, headless=not keep))
             yield Scratch(home, stack, keep)
             if keep:
                 _keep(stack)
@@ -91,10 +92,22 @@ async def scratch_worker(
         database.close()
 
 
-def _start(home: Path, services: Sequence[str], *, headless: bool) -> embedded.Stack:
+def process_env(**settings: float) -> dict[str, str]:
+    """For a process of the stack: settings of its own, the default ones but for `settings`, whatever this process was
+    told, and the database of its home."""
+    known = {spec.name: spec.default for spec in fields(Settings) if isinstance(spec.default, int | float)}
+    values = {f"SAISEI_{name.upper()}": f"{value:g}" for name, value in {**known, **settings}.items()}
+    return {"DATABASE_URL": "", "SAISEI_API_DRAIN": "", "SAISEI_API_URL": "", **values}
+
+
+def _start(
+    home: Path, services: Sequence[str], children: Sequence[embedded.Child], *, headless: bool
+) -> embedded.Stack:
     try:
         with ended_at_once():
-            return embedded.start(home, services=services, search_attributes=search.START_DEV, headless=headless)
+            return embedded.start(
+                home, services=services, children=children, search_attributes=search.START_DEV, headless=headless
+            )
     except embedded.EmbeddedError as error:
         raise Unreachable(f"the walk-through's own servers cannot be started: {error}") from error
 

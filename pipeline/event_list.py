@@ -41,7 +41,7 @@ def connect(url: str) -> "redis.Redis":
             url,
             retry=Retry(NoBackoff(), 0),
             socket_connect_timeout=2,
-            socket_timeout=10,
+            socket_timeout=5,  # a server that hangs must not outlast a heartbeat, or a worker's end
             health_check_interval=0,
         )
     except ValueError as error:

@@ -22,6 +22,7 @@ class FanOutStage:
     name = FAN_OUT_ID
     fed_from_outside = False
     hold: Hold | None = None
+    waits: str | None = None
 
     def __init__(self, writer: Writer, events: EventList, hub: Hub, next_stages: Sequence[str]) -> None:
         self._writer = writer

@@ -3,6 +3,7 @@
 What it never does is act on age alone: a slow queue is not a lost one, and a drain that works needs no wake.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, r
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
+from pipeline.recovery import recover_outbox
 from pipeline.writer import Writer
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
@@ -34,19 +36,20 @@ from store.jobs import (
     postpone_look,
     settle_lost_job,
 )
-from store.outbox import first_pending, lost_events, reset_to_pending
+from store.outbox import first_pending
 from store.rebuild import fail_rebuild, running_rebuild
 from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
 
 logger = logging.getLogger(__name__)
 
-_LOST_AT_ONCE = 1000
 _JOBS_AT_ONCE = 20
+_LOST_AT_ONCE = 1000  # the rest at the next look: others wait for this one
 _REDRIVES_AT_ONCE = 20
 _REDRIVE_EVERY_MS = 10_000
 _REBUILD_GRACE_MS = 2_000
 _PRESENCE_EVERY = 5.0  # seconds between two questions whether the long-lived runs are there
 _LONGEST_SILENCE = 60.0
+_PATIENCE = 15.0  # seconds for each part of a look
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Look:
     run_grace: float  # seconds
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _presence_at: float = 0.0
+    _firsts: list[str | None] | None = None  # the first run of each long-lived one, as Temporal named them last
     _said: str | None = None
 
     async def once(self) -> None:
@@ -86,7 +90,8 @@ class Look:
             self._presence,
         ):
             try:
-                await part()
+                async with asyncio.timeout(_PATIENCE):  # a server that hangs must not hide what the others know
+                    await part()
             except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
                 trouble = trouble or f"{part.__name__.strip('_')}: {type(error).__name__}: {error}"
                 if isinstance(error, RPCError | RuntimeError):
@@ -100,20 +105,13 @@ class Look:
 
     async def recover_outbox(self, *, before: int) -> int:
         """Events published before `before` (UTC ms) that Redis lost go through the relay again; how many."""
-        head = await self.writer.call(self.events.first)
-        name = head.decode(errors="replace") if head is not None else None
-        lost = await self.writer.read(
-            lambda connection: lost_events(connection, before=before, head=name, limit=_LOST_AT_ONCE)
-        )
-        if not lost:
-            return 0
-        return await self.writer.write(lambda connection: reset_to_pending(connection, lost))
+        return await recover_outbox(self.writer, self.events, before=before, most=_LOST_AT_ONCE)
 
     async def _lost_messages(self) -> None:
         count = await self.recover_outbox(before=now_ms() - int(self.lost_after * 1000))
         if count:
             logger.warning("%d events were lost in Redis and are sent again", count)
-            await self.runs.wake([RELAY_ID, FAN_OUT_ID])
+            await self.runs.wake()
 
     async def _stalled_stages(self) -> None:
         pending = await self.writer.read(first_pending)
@@ -136,7 +134,9 @@ class Look:
             self._seen[stage] = _Seen(item, now)
             return
         if now >= seen.wake_at:
-            await self.runs.wake([stage])
+            # And what comes after it: a stage at rest would be found by two looks more, each of them.
+            stages = self.runs.stages
+            await self.runs.wake(stages[stages.index(stage) :] if stage in (RELAY_ID, FAN_OUT_ID) else [stage])
             seen.wake_at = now + seen.pause
             seen.pause = min(seen.pause * 2, _LONGEST_SILENCE)
 
@@ -203,15 +203,23 @@ class Look:
         now = time.monotonic()
         if now < self._presence_at:
             return
-        statuses = [await self._run_status(stage) for stage in self.runs.stages]
-        if any(status is not WorkflowExecutionStatus.RUNNING for status in statuses):
-            logger.info("long-lived runs are missing and are started")
+        runs = [await self._run(stage) for stage in self.runs.stages]
+        missing = any(run is None or run.status is not WorkflowExecutionStatus.RUNNING for run in runs)
+        # Somebody's wake may have started the long-lived runs again before we asked, so that none is missing: another
+        # first run in the place of one that we knew tells as much.
+        firsts = [run.raw_description.workflow_execution_info.first_run_id if run else None for run in runs]
+        strangers = firsts != self._firsts
+        if missing or strangers:
             await register_search_attributes(self.runs.client)
-            if None in statuses:
-                # Temporal came back without its data: jobs and failing events have lost their runs too. Found now,
-                # not each when it is next due. Where a run is there after all, starting it again changes nothing.
-                await self.writer.write(self._forget_runs)
+        if strangers:
+            # Temporal came back without its data (or we have just started, and it may have): jobs and failing events
+            # have lost their runs too. Found now, not each when it is next due. Where a run is there after all,
+            # starting it again changes nothing.
+            await self.writer.write(self._forget_runs)
+        if missing:
+            logger.info("long-lived runs are missing and are started")
             await self.runs.ensure()
+        self._firsts = firsts
         self._presence_at = now + _PRESENCE_EVERY
 
     @staticmethod

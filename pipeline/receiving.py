@@ -8,7 +8,7 @@ one event at a time, and nothing is spent.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,11 +22,11 @@ from pipeline.lending import lent
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
+from store.batch import EventBatch
 from store.clock import now_ms
 from store.deliveries import (
     PENDING,
     claim_runs,
-    first_next,
     load_delivery,
     mark_done,
     next_batch,
@@ -37,6 +37,7 @@ from store.deliveries import (
 from store.dialect import is_infrastructure_error
 from store.outbox import outbox_at_rest
 from store.receivers import Hold, get_hold, hold_receiver, lock_receiver, note_progress, release_receiver
+from store.stalls import receiver_backlog
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class ReceiverStage:
         self._probed = 0
         self._accused: list[Event] = []  # met the receiver as unavailable when it was put on hold
         self.hold: Hold | None = None
+        self.waits: str | None = None
 
     async def begin(self) -> None:
         """See whether the receiver is on hold."""
@@ -111,7 +113,9 @@ class ReceiverStage:
             return False
         if idle < _PATIENCE and not await self._writer.read(outbox_at_rest):
             return False
-        return await self._writer.read(lambda connection: first_next(connection, self._receiver.name)) is None
+        backlog = await self._writer.read(lambda connection: receiver_backlog(connection, self._receiver.name))
+        self.waits = backlog.sentence() if backlog else None
+        return backlog is None or not backlog.can_go_on
 
     async def start_runs(self) -> int:
         """Start the runs of failing events that have none, oldest due first, within the bound; how many."""
@@ -146,13 +150,13 @@ class ReceiverStage:
             self._size.observe(taking.taken, time.monotonic() - started)
         return taking
 
-    def _next(self, connection: Connection, *, probing: bool) -> Sequence[Event]:
+    def _next(self, connection: Connection, *, probing: bool) -> EventBatch:
         if not probing:
             return next_batch(connection, self._receiver.name, self._size.value)
         # One at a time, and another aggregate each time: behind one bad event the receiver may be well.
         probe = next_probe(connection, self._receiver.name, self._probed)
-        self._probed = probe.position if probe else 0
-        return [probe] if probe else []
+        self._probed = probe.positions[0] if probe else 0
+        return probe
 
     def _try_accused(self, connection: Connection, taking: _Taking) -> None:
         """The receiver is back: those that met it as down are tried now, right beside one that it took. What it is
@@ -161,7 +165,8 @@ class ReceiverStage:
         for event in accused:
             delivery = load_delivery(connection, self._receiver.name, event.event_id)
             if delivery.status == PENDING and waits_behind(connection, self._receiver.name, event) is None:
-                self._take_events(connection, [event], taking)
+                alone = EventBatch(connection, [(event.position, event.aggregate_id)])
+                self._take_events(connection, alone, taking)
                 self._absolve_receiver(connection, taking)
 
     def _settle_hold(self, connection: Connection, hold: Hold | None, taking: _Taking) -> None:
@@ -181,8 +186,8 @@ class ReceiverStage:
         else:
             taking.hold = hold
 
-    def _take_events(self, connection: Connection, events: Sequence[Event], taking: _Taking) -> None:
-        events = [event for event in events if event.aggregate_id not in taking.closed]
+    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
+        events = events.without(taking.closed)
         if not events or taking.down or (taking.failed and time.monotonic() > taking.deadline):
             return
         savepoint = connection.begin_nested()
@@ -203,7 +208,7 @@ class ReceiverStage:
                 self._absolve_receiver(connection, taking)
                 self._fail(connection, events[0], error, taking)
         else:
-            mark_done(connection, self._receiver.name, [event.position for event in events])
+            mark_done(connection, self._receiver.name, events.positions)
             savepoint.commit()
             taking.taken += len(events)
             self._absolve_receiver(connection, taking)

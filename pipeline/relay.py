@@ -25,6 +25,7 @@ class RelayStage:
     name = RELAY_ID
     fed_from_outside = True
     hold: Hold | None = None
+    waits: str | None = None
 
     def __init__(self, writer: Writer, events: EventList, hub: Hub, *, lease: float) -> None:
         """`lease` in seconds: how long intake trusts that this drain is alive."""

@@ -26,6 +26,8 @@ class Stage(Protocol):
     fed_from_outside: bool
     # What keeps the stage from working, if its other side is down. Known after `begin`, renewed by `step`.
     hold: Hold | None
+    # What the oldest event that is left waits for, a sentence; known once `may_rest` said yes.
+    waits: str | None
 
     async def begin(self) -> None:
         """Called once when a drain starts."""
@@ -56,7 +58,8 @@ async def drain(
 
     def report(*, more: bool) -> DrainReport:
         hold = stage.hold
-        return DrainReport(events, batches, more, hold.since if hold else None, hold.reason if hold else None)
+        waits = None if more else stage.waits
+        return DrainReport(events, batches, more, hold.since if hold else None, hold.reason if hold else None, waits)
 
     with hub.draining(stage.name):
         await stage.begin()

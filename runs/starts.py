@@ -29,9 +29,9 @@ from contracts.messages import (
 )
 
 _RPC_TIMEOUT = timedelta(seconds=5)
-# A step of ours takes milliseconds. One that was handed to a worker just as it ended is given to the next worker after
-# this long; with Temporal's own 10 s a restart stood still for as long.
-_TASK_TIMEOUT = timedelta(seconds=4)
+# A decision takes milliseconds; one that a worker took with it when it died or was stopped is given to another after
+# this long, and not after the default of 10 s.
+_TASK_TIMEOUT = timedelta(seconds=3)
 
 
 class Runs:
@@ -112,6 +112,7 @@ class Runs:
             static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
             search_attributes=TypedSearchAttributes(attributes),
             rpc_timeout=_RPC_TIMEOUT,
+            task_timeout=_TASK_TIMEOUT,
         )
 
     async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:

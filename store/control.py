@@ -89,6 +89,16 @@ def pause_intake(connection: Connection, paused_by: str) -> int:
     return epoch
 
 
+def pause_by_hand(connection: Connection, paused_by: str) -> bool:
+    """Take no new orders from here on; whether they were taken until now. One that is paused stays in the name of
+    whoever paused it: a rebuild counts on its own pause."""
+    lock_intake(connection, exclusive=True)
+    if read_control(connection).intake == PAUSED:
+        return False
+    pause_intake(connection, paused_by)
+    return True
+
+
 def resume_intake(connection: Connection) -> bool:
     """Take orders again; whether intake was paused. Raises Refused while a rebuild runs: it counts on the pause."""
     lock_intake(connection, exclusive=True)  # a rebuild that begins at this moment is seen, or sees intake open

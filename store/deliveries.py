@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
-from store.dialect import MAX_ERROR, for_update, pack, storable, value_list
+from store.batch import EventBatch
+from store.dialect import MAX_ERROR, by_index, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
@@ -71,31 +72,30 @@ def _unfinished_before(of: sa.FromClause) -> sa.Exists:
     )
 
 
-_NEXT = (
-    sa.select(*_EVENT)
-    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+# Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
+_NEXT = by_index(
+    sa.select(deliveries.c.position, deliveries.c.aggregate_id)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
         ~_failing_before(deliveries),
     )
     .order_by(deliveries.c.position)
-    .limit(sa.bindparam("limit"))
-    # Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
-    .with_hint(deliveries, "INDEXED BY deliveries_pending", "sqlite")
+    .limit(sa.bindparam("limit")),
+    deliveries,
+    "deliveries_pending",
 )
 
 
-def next_batch(connection: Connection, receiver: str, limit: int) -> list[Event]:
+def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit})
-    return [Event(*row) for row in rows]
+    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all()
+    return EventBatch(connection, [(row[0], row[1]) for row in rows])
 
 
 _PROBES = (
-    sa.select(*_EVENT)
-    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+    sa.select(deliveries.c.position, deliveries.c.aggregate_id)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
@@ -107,20 +107,20 @@ _PROBES = (
 )
 
 
-def next_probe(connection: Connection, receiver: str, after: int) -> Event | None:
+def next_probe(connection: Connection, receiver: str, after: int) -> EventBatch:
     """The next event at a position above `after` that is the first unfinished one of its aggregate, from the beginning
-    again after the last; None when nothing may be taken."""
+    again after the last; empty when nothing may be taken."""
     for start in (after, 0) if after else (0,):
         row = connection.execute(_PROBES, {"receiver": receiver, "after": start}).first()
         if row is not None:
-            return Event(*row)
-    return None
+            return EventBatch(connection, [(row[0], row[1])])
+    return EventBatch(connection, [])
 
 
 def first_next(connection: Connection, receiver: str) -> int | None:
     """Position of the first event that the receiver may take now, or None."""
     batch = next_batch(connection, receiver, 1)
-    return batch[0].position if batch else None
+    return batch.positions[0] if batch else None
 
 
 def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -> None:
@@ -207,7 +207,7 @@ def load_delivery(connection: Connection, receiver: str, event_id: str) -> Deliv
         )
     ).one_or_none()
     if row is None:
-        raise NotFound(f"there is no delivery of {event_id} to {receiver}; `event publish` registers what is missing")
+        raise NotFound(f"there is no delivery of {event_id} to {receiver}; see `event show {event_id}`")
     return Delivery(receiver, Event(*row[:6]), *row[6:])
 
 
@@ -247,12 +247,14 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
 
 def retrying_exists(connection: Connection, receiver: str, most_open: int, overdue: int) -> bool:
     """Whether `claim_runs` with these arguments would find something, without a write transaction."""
-    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
-    count = sa.func.count()
     rows = connection.execute(
-        sa.select(deliveries.c.has_run, count, sa.func.min(deliveries.c.next_attempt_at))
-        .where(*of_receiver)
-        .group_by(deliveries.c.has_run)
+        by_index(
+            sa.select(deliveries.c.has_run, sa.func.count(), sa.func.min(deliveries.c.next_attempt_at))
+            .where(deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
+            .group_by(deliveries.c.has_run),
+            deliveries,
+            "deliveries_due",
+        )
     )
     found = {row[0]: (row[1], row[2]) for row in rows}
     open_runs, oldest = found.get(1, (0, None))
@@ -276,10 +278,11 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         ).scalars()
     )
     running = connection.execute(
-        sa.select(sa.func.count())
-        .select_from(deliveries)
-        .where(*of_receiver, deliveries.c.has_run == 1)
-        .with_hint(deliveries, "INDEXED BY deliveries_due", "sqlite")
+        by_index(
+            sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1),
+            deliveries,
+            "deliveries_due",
+        )
     ).scalar_one()
     new = list(
         connection.execute(

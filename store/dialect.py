@@ -76,6 +76,11 @@ def join_lines(connection: Connection, line: Any) -> Any:
     return sa.func.string_agg(text, "")
 
 
+def by_index(statement: sa.Select[Any], table: Table, index: str) -> sa.Select[Any]:
+    """`statement` with `table` read through `index` where SQLite, which has no statistics, would choose worse."""
+    return statement.with_hint(table, f"INDEXED BY {index}", "sqlite")
+
+
 def lock_intake(connection: Connection, *, exclusive: bool) -> None:
     """Shared while an intake transaction runs; exclusive waits for all of them and lets none in (a pause).
 

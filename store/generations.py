@@ -84,6 +84,13 @@ def move(connection: Connection, generation: str, before: str, after: str) -> bo
     )
 
 
+def count_rows(connection: Connection, generation: str) -> int:
+    """How many events the generation holds."""
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(sales_applied).where(sales_applied.c.generation == generation)
+    ).scalar_one()
+
+
 def begin_drop(connection: Connection, generation: str) -> None:
     """Nothing may come back to it from here on. Raises NotFound, or Refused unless it is retired or failed."""
     # By what the move finds, not by what was read before: a rollback may take the generation in between.

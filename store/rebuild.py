@@ -96,6 +96,12 @@ def _found(connection: Connection, statement: sa.Select[Any], rebuild_id: str) -
     return _rebuild(row)
 
 
+def rebuild_of_run(connection: Connection, run_id: str) -> Rebuild | None:
+    """The rebuild that this run began, or None before it did."""
+    row: Any = connection.execute(sa.select(*_COLUMNS).where(rebuilds.c.run_id == run_id)).one_or_none()
+    return None if row is None else _rebuild(row)
+
+
 def last_rebuild(connection: Connection) -> Rebuild | None:
     """The one that runs, else the one that began last, or None."""
     row: Any = connection.execute(

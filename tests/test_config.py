@@ -10,9 +10,8 @@ from config import Settings
 from contracts.errors import InvalidInput
 from store.engine import Database
 
-DURATIONS = [
-    spec.name for spec in fields(Settings) if spec.name not in ("home", "database_url", "redis_url", "attempts")
-]
+OTHERS = ("home", "database_url", "redis_url", "ui_url", "attempts")
+DURATIONS = [spec.name for spec in fields(Settings) if spec.name not in OTHERS]
 
 
 def test_without_any_variable_data_lives_in_one_folder_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

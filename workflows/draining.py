@@ -49,7 +49,7 @@ class DrainLoop:
             if report.more or self._woken:
                 continue
             if not held:
-                self._describe("at rest")
+                self._describe("at rest", report.waits)
             # The last net under a lost wake; the worker's look is the near one. Woken or not, a drain follows.
             await self._rest()
 
@@ -81,8 +81,8 @@ class DrainLoop:
             f"its events wait in order, no attempt is spent; {self.events:,} events before"
         )
 
-    def _describe(self, doing: str) -> None:
+    def _describe(self, doing: str, waits: str | None = None) -> None:
         workflow.set_current_details(
             f"**{self.stage}** {doing} since {workflow.now():%Y-%m-%d %H:%M:%S} UTC\n\n"
-            f"{self.events:,} events in {self.drains:,} drains before"
+            f"{self.events:,} events in {self.drains:,} drains before" + (f"\n\n{waits}" if waits else "")
         )

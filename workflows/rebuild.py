@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 from workflows.policies import DATABASE_RETRY, DATABASE_TIMEOUT
 
@@ -29,6 +30,7 @@ class RebuildWorkflow:
         self._input = message
         self._rebuild_id = ""
         self._lines: list[str] = []
+        self._proceed = not message.hold
 
     @workflow.run
     async def run(self, message: RebuildInput) -> RebuildReport:
@@ -40,6 +42,11 @@ class RebuildWorkflow:
             report = await self._clean_up(error)
         await self._forget()
         return report
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Go on, where it is held."""
+        self._proceed = True
 
     async def _begin(self, message: RebuildInput) -> None:
         begin = asyncio.create_task(self._short(RebuildActivities.begin_rebuild, message, "pause intake"))
@@ -65,6 +72,7 @@ class RebuildWorkflow:
         self._tell(f"{replayed.replayed:,} events replayed; reconciling")
         first = await self._long(RebuildActivities.reconcile, self._step(), "reconcile")
         self._require_equal(first)
+        await self._hold(first)
         self._tell(f"{first.count:,} events equal by id and amount; sealing")
         await self._short(RebuildActivities.seal, self._step(), "seal against writes")
         self._tell("sealed; reading and reconciling again")
@@ -74,6 +82,17 @@ class RebuildWorkflow:
         report: RebuildReport = await self._short(RebuildActivities.activate, self._step(), "activate")
         self._tell(f"{report.generation} is active; {report.base_generation} is retired")
         return report
+
+    async def _hold(self, found: ReconcileReport) -> None:
+        if self._proceed:
+            return
+        self._tell(f"{found.count:,} events equal by id and amount; held until it is told to proceed")
+        try:
+            await workflow.wait_condition(
+                lambda: self._proceed, timeout=self._input.phase_bound, timeout_summary="held, a drill"
+            )
+        except TimeoutError as error:
+            raise ApplicationError("nobody told it to proceed within its bound", type="Held") from error
 
     async def _clean_up(self, error: BaseException) -> RebuildReport:
         reason = _reason(error)
@@ -156,6 +175,6 @@ def _reason(error: BaseException) -> str:
     if is_cancelled_exception(error):
         return "it was cancelled"
     cause = error.cause if isinstance(error, ActivityError) and error.cause else error
-    if isinstance(cause, TimeoutError):
+    if isinstance(cause, ActivityTimeout):
         return "a phase did not end within its bound"
     return getattr(cause, "message", None) or str(cause)

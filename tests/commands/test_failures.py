@@ -122,12 +122,12 @@ def test_a_full_disk_is_told(lonely: Cli) -> None:
 
 
 def test_a_worker_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) -> None:
-    from commands.stack import _worker_words
+    from commands.stack import _own_words
 
     log = tmp_path / "logs" / "worker.log"
     log.parent.mkdir()
     log.write_text("2026 INFO starting\nworker: SAISEI_IDLE: 'x' is not a positive number\n")
     error = EmbeddedError("worker ended with exit code 1 before it was ready: ...")
-    assert str(_worker_words(tmp_path, error)) == ("the worker cannot start: SAISEI_IDLE: 'x' is not a positive number")
+    assert str(_own_words(tmp_path, error)) == ("the worker cannot start: SAISEI_IDLE: 'x' is not a positive number")
     other = EmbeddedError("valkey ended with exit code 1")
-    assert _worker_words(tmp_path, other) is other
+    assert _own_words(tmp_path, other) is other

@@ -1,9 +1,11 @@
 """`up` and `down` on a home of their own, with a Redis that is configured."""
 
+import socket
 from pathlib import Path
 
 import redis
 
+import embedded
 from embedded import Stack
 from tests.commands.cli import Cli, ended
 from tests.commands.test_orders import ALL_DONE, states_of
@@ -27,10 +29,16 @@ def test_up_starts_what_is_not_configured_and_down_stops_it(stack: Stack, tmp_pa
         cli("up", "--ui-port", "1", env=configured).refused("it is up on other ports than 1")
         cli("up").refused("it is up without valkey")
 
-        cli("orders", "place", "--id", "far", "--sku", "tea", "--amount", "7", env=configured)
+        cli("up", "--api-port", "1", env=configured).refused("it is up on other ports than 1")
+
+        # Without a URL the command finds the API of this home, wherever another one runs.
+        placed = cli("orders", "place", "--id", "far", "--sku", "tea", "--amount", "7", "--api", env=configured)
+        assert placed.lines == ["1 orders placed, 0 were known"]
         wait_until(lambda: states_of(cli, "far") == ALL_DONE, 20, "the order is at every receiver")
         with redis.Redis.from_url(url) as client:
             assert client.hkeys("processed") == [b"far:placed"]
+        assert cli.json("read-api", env=configured)["totals"] == {"JPY": {"orders": 1, "amount": 7}}
+        assert up["api"] == embedded.find(cli.home).url("api")  # type: ignore[union-attr]
     finally:
         down = cli("down")
     assert (down.exit_code, down.lines) == (0, ["stopped"])
@@ -40,10 +48,24 @@ def test_up_starts_what_is_not_configured_and_down_stops_it(stack: Stack, tmp_pa
 def test_ctrl_c_ends_a_start_and_what_was_started_half(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "home")
     starting = cli.start("up")
-    assert starting.stderr is not None
-    assert starting.stderr.readline() == "starting Valkey, Temporal, worker ...\n"
-    note = cli.home / "run" / "stack.json"
-    wait_until(lambda: note.exists() and "valkey" in note.read_text(), 20, "a server is started")
-    result = ended(starting, interrupt=True)
+    try:
+        assert starting.stderr is not None
+        assert starting.stderr.readline() == "starting Valkey, Temporal, worker, api ...\n"
+        note = cli.home / "run" / "stack.json"
+        wait_until(lambda: note.exists() and "valkey" in note.read_text(), 20, "a server is started")
+    finally:
+        result = ended(starting, interrupt=True)
     assert (result.exit_code, result.stderr) == (130, "starter.py: interrupted\n")
     assert processes_of(cli.home) == []
+
+
+def test_a_port_that_was_asked_for_is_had_or_refused(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cli("up", "--api-port", port).refused(f"port {port} on 127.0.0.1 is taken", "--api-port")
+        cli("up", env={"SAISEI_API_PORT": port}).refused(f"port {port} on 127.0.0.1 is taken")
+        cli("up", env={"SAISEI_API_PORT": "x"}).refused("SAISEI_API_PORT: 'x' is not a port")
+    assert embedded.find(cli.home) is None

@@ -7,7 +7,6 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from contracts.identifiers import order_aggregate, order_placed_id
 from contracts.orders import Order
@@ -142,6 +141,3 @@ def check(rig: Rig, placements: list[Placement]) -> None:
     )
     assert not blamed, f"blamed or unfinished: {blamed[:5]} of {len(blamed)}"
     assert not rig.query("SELECT * FROM invalid_entries")
-
-
-RPC = timedelta(seconds=5)

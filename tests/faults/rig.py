@@ -31,12 +31,12 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Short waits, so that a drill shows a recovery and not a time-out. Real ones are about four times longer.
+# Short waits, so that a drill shows a recovery and not a time-out. The real ones are five times longer and more.
 SHORT = {
-    "SAISEI_BUSY": "1",
+    "SAISEI_BUSY": "0.9",
     "SAISEI_HEARTBEAT": "3",
-    "SAISEI_LEASE": "4",
-    "SAISEI_LOST_AFTER": "3",
+    "SAISEI_LEASE": "3",
+    "SAISEI_LOST_AFTER": "2",
     "SAISEI_IDLE": "0.5",
     "SAISEI_BACKOFF": "0.5",
 }

@@ -9,7 +9,7 @@ from tests.faults.oracle import Placement, Placer, check, drained, effects
 from tests.faults.rig import Rig
 from tests.waiting import wait_until
 
-ORDERS = 150
+ORDERS = 120
 _EFFECTS = ORDERS * 3 + (ORDERS + ORDERS // 3 * 3) * 2  # at the built-in receivers, and at the two journals
 
 

@@ -22,9 +22,9 @@ from tests.waiting import wait_until
 def test_what_redis_forgets_is_sent_again(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig, redis.Redis.from_url(rig.valkey.url) as client:
         rig.start_worker()
-        placer = Placer(rig, "flush", 300)
+        placer = Placer(rig, "flush", 200)
         placer.start()
-        for k in (100, 500, 1500):
+        for k in (100, 500, 1000):
             wait_until(lambda k=k: effects(rig) >= k, 30, f"effect {k}")
             client.flushall()
         placed = placer.finish(30)

@@ -43,7 +43,7 @@ def test_it_judges_everything_on_a_fresh_home_and_ctrl_c_beside_it_leaves_nothin
     ended.nothing_left()
 
     document = json.loads(whole.finish()[0])
-    assert [document[name] for name in ("delivery", "outbox", "live")] == ["ok"] * 3
+    assert [document[name] for name in ("delivery", "outbox", "recovery", "live")] == ["ok"] * 4
     assert document["counts"]["live"] == LIVE
     assert document["links"] == {}
     assert counted(whole.folder / "home" / "saisei.db", "SELECT count(*) FROM orders") == 20
@@ -56,7 +56,7 @@ def test_kept_servers_are_linked_and_used_by_the_next_one(tmp_path: Path) -> Non
         out, _ = start(tmp_path, "demo", "--keep").finish()
         assert transcript() in out
         verdicts = dict(line.split()[:2] for line in out.split("\n\n")[-3].splitlines())
-        assert verdicts == {"delivery": "ok", "outbox": "ok", "live": "ok"}
+        assert verdicts == {"delivery": "ok", "outbox": "ok", "recovery": "ok", "live": "ok"}
         assert "live      orders 20  events 20  deliveries 60" in out
         assert "demo --keep" not in out
         stack = embedded.find(home)

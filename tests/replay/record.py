@@ -26,10 +26,13 @@ from contracts.names import FAN_OUT_ID, RELAY_ID, TASK_QUEUE, delivery_id, recei
 from embedded import TemporalServer, ValkeyServer
 from receivers.base import Receiver
 from receivers.builtin import Billing
+from store.clock import now_ms
 from store.control import initialize
+from store.dead_letters import DeadFilter
 from store.engine import Database
 from store.jobs import begin_job
 from store.receivers import register_receiver
+from store.redrives import freeze_redrive
 from tests.servers import fresh_namespace
 from tests.store.scenes import place, scalar
 from tests.waiting import eventually
@@ -144,6 +147,15 @@ async def record_deliveries(worker: SaiseiWorker) -> None:
         await save(f"delivery-{name}", client.get_workflow_handle(started.id, run_id=started.result_run_id))
 
 
+async def record_redrive(worker: SaiseiWorker) -> None:
+    """Redrive: the dead letter of `delivery-dead` becomes pending again."""
+    with worker.database.write() as connection:
+        freeze_redrive(connection, "request-1", DeadFilter(), now_ms(), 1 << 60)
+    handle = await worker.runs.start_redrive("request-1", "fussy")
+    await handle.result()
+    await save("redrive-completed", handle)
+
+
 async def record_rebuilds(worker: SaiseiWorker) -> None:
     """Rebuild: completed, and ended by a person."""
     for name in ("completed", "cancelled"):
@@ -214,6 +226,7 @@ async def record() -> None:
             )
             await record_deliveries(worker)
             await record_jobs(worker)
+            await record_redrive(worker)
             await record_rebuilds(worker)
             await record_stages(worker)
 

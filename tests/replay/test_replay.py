@@ -29,6 +29,7 @@ CASES = {
     "rebuild-completed",
     "receiver-continued-as-new",
     "receiver-running",
+    "redrive-completed",
     "relay-continued-as-new",
     "relay-running",
     "relay-safety-timer",

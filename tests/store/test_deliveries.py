@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from contracts.errors import NotFound
 from store.deliveries import (
@@ -12,7 +13,9 @@ from store.deliveries import (
     load_delivery,
     mark_done,
     next_batch,
+    next_probe,
     record_failure,
+    retrying_exists,
     waits_behind,
 )
 from store.engine import Database
@@ -281,3 +284,24 @@ def test_progress_is_noted_for_one_receiver(database: Database) -> None:
     with database.write() as connection:
         note_progress(connection, "one", 77)
     assert rows(database, "SELECT receiver, last_progress FROM receivers ORDER BY 1") == [("one", 77), ("two", None)]
+
+
+def test_work_is_found_without_a_walk_over_what_is_done(sqlite: Database) -> None:
+    """A receiver that has taken a million events looks for the next one many times a second."""
+    statements: list[tuple[str, Any]] = []
+
+    @sa.event.listens_for(sqlite.engine, "before_cursor_execute")
+    def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        statements.append((statement, parameters))
+
+    with sqlite.write() as connection:
+        next_batch(connection, "mail", 10)
+        next_probe(connection, "mail", 0)
+        next_probe(connection, "mail", 5)
+        retrying_exists(connection, "mail", 8, 1)
+        claim_runs(connection, "mail", 8, 1)
+        asked = [each for each in statements if each[0].startswith("SELECT") and "deliveries" in each[0]]
+        assert len(asked) > 5
+        for statement, parameters in asked:
+            plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+            assert not [step for step in plan if "PRIMARY KEY (receiver=?)" in step], statement
