@@ -247,12 +247,10 @@ class History:
             lock_receiver(connection, receiver)
             if get_hold(connection, receiver) is None:
                 return
-            event = next_probe(connection, receiver, after)
-            if event is not None:
-                self._effects(connection, receiver, [event])
+            events = list(next_probe(connection, receiver, after))
+            self._effects(connection, receiver, events)
             release_receiver(connection, receiver)
-        if event is not None:
-            self.seen[receiver].append(event.event_id)
+        self.seen[receiver] += [event.event_id for event in events]
 
     # --- dead letters
 
