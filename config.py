@@ -78,4 +78,9 @@ class Settings:
     @property
     def timings(self) -> Timings:
         """The waits that long-lived runs carry with them."""
-        return Timings(heartbeat_timeout=self.heartbeat, safety_timer=self.safety_timer)
+        return Timings(
+            heartbeat_timeout=self.heartbeat,
+            # Room for a last batch: a drain that was cut off would be taken for one that failed.
+            drain_timeout=max(600.0, 2 * self.drain),
+            safety_timer=self.safety_timer,
+        )

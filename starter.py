@@ -46,7 +46,8 @@ def parser() -> Parser:
     top = Parser(
         prog="starter.py",
         description="Saisei (再生): an order-event pipeline on Temporal.",
-        epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status",
+        epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status\n\n"
+        "exit codes: 0 done, 1 refused or failed, 2 wrong usage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = Commands(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))

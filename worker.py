@@ -78,6 +78,21 @@ def sandbox() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
 
 
+async def end_workers(workers: Sequence[Worker], longest: float = _LONGEST_END) -> bool:
+    """Shut these down, and wait `longest` seconds at most; whether they all ended.
+
+    Temporal's core waits for ever when an activity whose run is over answers at that very moment (sdk-rust 1537), and
+    as long as a server does not answer. What an activity did is in the database by then, and a process that does not
+    end would be killed all the same.
+    """
+    if not workers:
+        return True
+    _, late = await asyncio.wait([asyncio.create_task(worker.shutdown()) for worker in workers], timeout=longest)
+    if late:
+        logger.warning("Temporal does not answer; leaving without its word")
+    return not late
+
+
 class SaiseiWorker:
     """Everything that one worker process runs, as an asynchronous context manager."""
 
@@ -199,12 +214,8 @@ class SaiseiWorker:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
-        if self._started:
-            ending = [asyncio.ensure_future(worker.shutdown()) for worker in self._started]
-            _, late = await asyncio.wait(ending, timeout=_LONGEST_END)
-            self.stuck = bool(late)
+        self.stuck = not await end_workers(self._started)
         if self.stuck:
-            logger.warning("Temporal does not answer; leaving without its word")
             return
         self.writer.close()
         self.events.close()

@@ -32,7 +32,7 @@ from store.deliveries import (
     waits_behind,
 )
 from store.dialect import is_infrastructure_error
-from store.receivers import get_hold, last_progress, lock_receiver
+from store.receivers import get_hold, last_progress, lock_receiver, note_progress, release_receiver
 
 
 class DrillFailure(Exception):
@@ -181,6 +181,9 @@ class DeliveryActivities:
             return error
         mark_done(connection, receiver.name, [delivery.event.position])
         savepoint.commit()
+        # It is up, and so known at once; with nothing left to probe it with, it would stay on hold for ever.
+        note_progress(connection, receiver.name, now_ms())
+        release_receiver(connection, receiver.name)
         return None
 
 

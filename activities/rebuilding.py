@@ -24,6 +24,7 @@ from store.rebuild import (
     fix_history,
     forget_expected,
     get_rebuild,
+    leftover_expected,
     replay_chunk,
     seal,
     set_phase,
@@ -164,17 +165,17 @@ class RebuildActivities:
 
     @activity.defn
     async def forget_expected(self, message: RebuildStep) -> None:
-        """Remove the expected set of a rebuild that is over."""
+        """Remove the expected set of a rebuild that is over, and of earlier ones whose run could not do so."""
         async with _beating() as say:
+            rebuild_id: str | None = message.rebuild_id
             width = _Width()
-            while True:
+            while rebuild_id is not None:
                 started = time.monotonic()
-                if not await self._transaction(
-                    partial(forget_expected, rebuild_id=message.rebuild_id, limit=width.value)
-                ):
-                    return
-                width.observe(time.monotonic() - started)
-                say("removing the expected set")
+                if await self._transaction(partial(forget_expected, rebuild_id=rebuild_id, limit=width.value)):
+                    width.observe(time.monotonic() - started)
+                    say("removing the expected set")
+                else:
+                    rebuild_id = await self._writer.read(leftover_expected)
 
     async def _until_drained_or(self, deadline: float) -> None:
         while time.monotonic() <= deadline:

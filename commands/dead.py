@@ -59,7 +59,9 @@ def add(commands: Commands) -> None:
         "starter.py dead redrive --receiver sales --error TimeoutError --dry-run",
     )
     _add_filters(redrive)
-    redrive.add_argument("--all", action="store_true", help="every dead letter; wanted where no filter is given")
+    redrive.add_argument(
+        "--all", action="store_true", help="every dead letter there is; required where no filter is given"
+    )
     redrive.add_argument("--request", metavar="ID", help="name of this redrive; the same one twice does the work once")
     redrive.add_argument("--dry-run", action="store_true", help="count only, change nothing")
     redrive.add_argument("--no-wait", action="store_true", help="return when it is recorded, not when it is complete")

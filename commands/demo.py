@@ -42,7 +42,9 @@ def add(commands: Commands) -> None:
         "run the walk-throughs and a small live run, and print a verdict for each",
         "starter.py demo --keep",
     )
-    parser.add_argument("--keep", action="store_true", help="leave servers and worker up")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the servers and the worker up, with links into the Web UI"
+    )
 
 
 async def _demo(context: Context, args: Namespace) -> int:

@@ -41,19 +41,21 @@ def add(commands: Commands) -> None:
         "take one attempt by hand; a failure leaves the delivery as it was",
         "starter.py event deliver mail order-7:placed",
     )
-    deliver.add_argument("receiver", help="the receiver's name")
+    deliver.add_argument("receiver", metavar="RECEIVER", help="the receiver's name")
     deliver.add_argument("--fail", action="store_true", help="a drill: the receiver fails")
     for each in (publish, show, deliver):
-        each.add_argument("event", help="an event's id, or an order's")
+        each.add_argument("event", metavar="EVENT", help="an event's id or its order's")
     duplicate = command(
         group,
         "duplicate",
         _duplicate,
-        "push an event's id into the Redis list more often than once; its effects stay single",
+        "a drill: push an event's id into the Redis list again; its effects stay single",
         "starter.py event duplicate --order 1 --times 3",
     )
-    duplicate.add_argument("--order", required=True, help="an order's number or id, or an event's id")
-    duplicate.add_argument("--times", type=whole_number(1, _MOST_TIMES), default=1, help="how often (once if not said)")
+    duplicate.add_argument("--order", metavar="ORDER", required=True, help="an order's number or id, or its event's id")
+    duplicate.add_argument(
+        "--times", type=whole_number(1, _MOST_TIMES), default=1, metavar="N", help="how often (once if not said)"
+    )
 
 
 def event_document(connection: Connection, name: str) -> dict[str, Any]:

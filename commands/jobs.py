@@ -25,12 +25,12 @@ def add(commands: Commands) -> None:
     run = command(
         group, "run", _run, "run a job, or resume it where it stopped", "starter.py job run job-1 --amount 100"
     )
-    run.add_argument("job", help="the job's id")
+    run.add_argument("job", metavar="JOB", help="the job's id")
     run.add_argument("--amount", type=int, default=100, help="minor units to charge (100 if not said)")
     run.add_argument("--ship-fails", action="store_true", help="a drill: shipping fails, after one attempt")
-    run.add_argument("--no-wait", action="store_true", help="only start it")
+    run.add_argument("--no-wait", action="store_true", help="start it and return, without its outcome")
     show = command(group, "show", _show, "show a job, its steps and its charge", "starter.py job show job-1")
-    show.add_argument("job", help="the job's id")
+    show.add_argument("job", metavar="JOB", help="the job's id")
 
 
 async def _run(context: Context, args: Namespace) -> int:

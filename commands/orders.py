@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     show = command(
         group, "show", _show, "show one order, its event and its deliveries", "starter.py orders show order-7"
     )
-    show.add_argument("id", help="an order's id or its event's")
+    show.add_argument("id", metavar="ID", help="an order's id or its event's")
 
 
 def numbered_order(number: int) -> Order:

@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
         commands.top,
         "rebuild",
         _rebuild,
-        "rebuild the sales totals from the whole history, prove them equal, and switch to them; intake is paused",
+        "rebuild the sales totals from the whole history, prove them equal, and switch to them, with intake paused",
         "starter.py rebuild --wait --resume",
     )
     _add_run_flags(rebuild)
@@ -72,7 +72,7 @@ def add(commands: Commands) -> None:
         "starter.py generations rollback initial --wait",
     )
     rollback.add_argument(
-        "generation", nargs="?", help="its name; the one that was retired last if not said", metavar="GENERATION"
+        "generation", nargs="?", help="its name; the one that was active last if not said", metavar="GENERATION"
     )
     _add_run_flags(rollback)
     drop = command(
@@ -87,7 +87,11 @@ def add(commands: Commands) -> None:
 
 def _add_run_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="show its progress, and end with its outcome")
-    parser.add_argument("--resume", action="store_true", help="open intake again once the switch is made")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="open intake again with the switch; otherwise it stays paused until `intake resume`",
+    )
     parser.add_argument(
         "--drain-bound",
         type=_seconds,

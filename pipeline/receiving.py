@@ -8,7 +8,7 @@ one event at a time, and nothing is spent.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,8 +22,18 @@ from pipeline.lending import lent
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
+from store.batch import EventBatch
 from store.clock import now_ms
-from store.deliveries import claim_runs, mark_done, next_batch, next_probe, record_failure
+from store.deliveries import (
+    PENDING,
+    claim_runs,
+    load_delivery,
+    mark_done,
+    next_batch,
+    next_probe,
+    record_failure,
+    waits_behind,
+)
 from store.dialect import is_infrastructure_error
 from store.outbox import outbox_at_rest
 from store.receivers import Hold, get_hold, hold_receiver, lock_receiver, note_progress, release_receiver
@@ -36,6 +46,7 @@ MOST_OPEN_RUNS = 32
 _PATIENCE = 10.0  # seconds that a receiver stays hot for events that are still on their way
 _LONGEST_TRANSACTION = 0.020
 _PROGRESS_EVERY_MS = 1000
+_MOST_ACCUSED = 2  # a receiver that comes and goes costs no more events an attempt
 
 StartRun = Callable[[str, str, str], Awaitable[None]]  # receiver, event id, aggregate id
 
@@ -43,13 +54,14 @@ StartRun = Callable[[str, str, str], Awaitable[None]]  # receiver, event id, agg
 @dataclass
 class _Taking:
     """State of one transaction. `suspect`: an event that met an unavailable receiver, until another one tells whether
-    the receiver is down or the event bad."""
+    the receiver is down or the event bad; `met`: all that met it so and were not told about."""
 
     deadline: float
     taken: int = 0
     failed: int = 0
     closed: set[str] = field(default_factory=set)  # aggregates of which no more is taken
     suspect: tuple[Event, Exception] | None = None
+    met: list[Event] = field(default_factory=list)
     down: bool = False
     hold: Hold | None = None
 
@@ -79,6 +91,7 @@ class ReceiverStage:
         self._size = BatchSize()
         self._noted_at = 0
         self._probed = 0
+        self._accused: list[Event] = []  # met the receiver as unavailable when it was put on hold
         self.hold: Hold | None = None
         self.waits: str | None = None
 
@@ -126,6 +139,8 @@ class ReceiverStage:
         events = self._next(connection, probing=hold is not None)
         if events:
             self._take_events(connection, events, taking)
+        if hold is not None and taking.taken:
+            self._try_accused(connection, taking)
         self._settle_hold(connection, hold, taking)
         now = now_ms()
         if taking.taken and now - self._noted_at > _PROGRESS_EVERY_MS:
@@ -135,27 +150,44 @@ class ReceiverStage:
             self._size.observe(taking.taken, time.monotonic() - started)
         return taking
 
-    def _next(self, connection: Connection, *, probing: bool) -> Sequence[Event]:
+    def _next(self, connection: Connection, *, probing: bool) -> EventBatch:
         if not probing:
             return next_batch(connection, self._receiver.name, self._size.value)
         # One at a time, and another aggregate each time: behind one bad event the receiver may be well.
         probe = next_probe(connection, self._receiver.name, self._probed)
-        self._probed = probe.position if probe else 0
-        return [probe] if probe else []
+        self._probed = probe.positions[0] if probe else 0
+        return probe
+
+    def _try_accused(self, connection: Connection, taking: _Taking) -> None:
+        """The receiver is back: those that met it as down are tried now, right beside one that it took. What it is
+        still unavailable for fails by itself; put on hold for it again, the receiver would stand still for ever."""
+        accused, self._accused = self._accused, []
+        for event in accused:
+            delivery = load_delivery(connection, self._receiver.name, event.event_id)
+            if delivery.status == PENDING and waits_behind(connection, self._receiver.name, event) is None:
+                alone = EventBatch(connection, [(event.position, event.aggregate_id)])
+                self._take_events(connection, alone, taking)
+                self._absolve_receiver(connection, taking)
 
     def _settle_hold(self, connection: Connection, hold: Hold | None, taking: _Taking) -> None:
         """Unavailable and nothing after it went well: the receiver is down. Something went well: it is up."""
         if taking.suspect is not None:
             reason = describe(taking.suspect[1])
             taking.hold = hold_receiver(connection, self._receiver.name, reason, now_ms())
+            if hold is None:
+                self._accused = []
+                self._probed = taking.met[-1].position  # another one first: it may tell at once
+            known = {event.position for event in self._accused}
+            self._accused += [event for event in taking.met if event.position not in known]
+            del self._accused[_MOST_ACCUSED:]
         elif taking.taken or taking.failed:
             if hold is not None:
                 release_receiver(connection, self._receiver.name)
         else:
             taking.hold = hold
 
-    def _take_events(self, connection: Connection, events: Sequence[Event], taking: _Taking) -> None:
-        events = [event for event in events if event.aggregate_id not in taking.closed]
+    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
+        events = events.without(taking.closed)
         if not events or taking.down or (taking.failed and time.monotonic() > taking.deadline):
             return
         savepoint = connection.begin_nested()
@@ -176,13 +208,14 @@ class ReceiverStage:
                 self._absolve_receiver(connection, taking)
                 self._fail(connection, events[0], error, taking)
         else:
-            mark_done(connection, self._receiver.name, [event.position for event in events])
+            mark_done(connection, self._receiver.name, events.positions)
             savepoint.commit()
             taking.taken += len(events)
             self._absolve_receiver(connection, taking)
 
     def _suspect(self, event: Event, error: Exception, taking: _Taking) -> None:
         taking.closed.add(event.aggregate_id)
+        taking.met.append(event)
         if taking.suspect is None:
             taking.suspect = (event, error)
         else:
@@ -193,6 +226,7 @@ class ReceiverStage:
         if taking.suspect is not None:
             event, error = taking.suspect
             taking.suspect = None
+            taking.met.clear()
             self._fail(connection, event, error, taking)
 
     def _fail(self, connection: Connection, event: Event, error: Exception, taking: _Taking) -> None:

@@ -2,10 +2,13 @@
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import GetSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts import search
+
+_NOT_OURS_TO_ADD = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.UNAUTHENTICATED)
 
 
 async def missing_search_attributes(client: Client) -> list[str]:
@@ -17,7 +20,11 @@ async def missing_search_attributes(client: Client) -> list[str]:
 
 
 async def register_search_attributes(client: Client) -> None:
-    """Make the namespace know them; changes nothing the second time. Raises RPCError when the server refuses."""
+    """Make the namespace know them; changes nothing the second time.
+
+    A server may leave this to its administrator (Temporal Cloud does): then it is enough that they are there. Raises
+    RPCError otherwise.
+    """
     try:
         await client.operator_service.add_search_attributes(
             AddSearchAttributesRequest(
@@ -26,5 +33,13 @@ async def register_search_attributes(client: Client) -> None:
             )
         )
     except RPCError as error:
-        if error.status is not RPCStatusCode.ALREADY_EXISTS and "already exist" not in str(error):
-            raise
+        if error.status is RPCStatusCode.ALREADY_EXISTS or "already exist" in str(error):
+            return
+        if error.status in _NOT_OURS_TO_ADD and await _are_known(client):
+            return
+        raise
+
+
+async def _are_known(client: Client) -> bool:
+    listed = await client.workflow_service.get_search_attributes(GetSearchAttributesRequest())
+    return {key.name for key in search.ALL} <= set(listed.keys)

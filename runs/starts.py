@@ -112,6 +112,7 @@ class Runs:
             static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
             search_attributes=TypedSearchAttributes(attributes),
             rpc_timeout=_RPC_TIMEOUT,
+            task_timeout=_TASK_TIMEOUT,
         )
 
     async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:

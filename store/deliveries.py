@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
+from store.batch import EventBatch
 from store.dialect import MAX_ERROR, by_index, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
@@ -73,8 +74,7 @@ def _unfinished_before(of: sa.FromClause) -> sa.Exists:
 
 # Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
 _NEXT = by_index(
-    sa.select(*_EVENT)
-    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+    sa.select(deliveries.c.position, deliveries.c.aggregate_id)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
@@ -87,16 +87,15 @@ _NEXT = by_index(
 )
 
 
-def next_batch(connection: Connection, receiver: str, limit: int) -> list[Event]:
+def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit})
-    return [Event(*row) for row in rows]
+    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all()
+    return EventBatch(connection, [(row[0], row[1]) for row in rows])
 
 
 _PROBES = (
-    sa.select(*_EVENT)
-    .select_from(deliveries.join(outbox, outbox.c.position == deliveries.c.position))
+    sa.select(deliveries.c.position, deliveries.c.aggregate_id)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
@@ -108,20 +107,20 @@ _PROBES = (
 )
 
 
-def next_probe(connection: Connection, receiver: str, after: int) -> Event | None:
+def next_probe(connection: Connection, receiver: str, after: int) -> EventBatch:
     """The next event at a position above `after` that is the first unfinished one of its aggregate, from the beginning
-    again after the last; None when nothing may be taken."""
+    again after the last; empty when nothing may be taken."""
     for start in (after, 0) if after else (0,):
         row = connection.execute(_PROBES, {"receiver": receiver, "after": start}).first()
         if row is not None:
-            return Event(*row)
-    return None
+            return EventBatch(connection, [(row[0], row[1])])
+    return EventBatch(connection, [])
 
 
 def first_next(connection: Connection, receiver: str) -> int | None:
     """Position of the first event that the receiver may take now, or None."""
     batch = next_batch(connection, receiver, 1)
-    return batch[0].position if batch else None
+    return batch.positions[0] if batch else None
 
 
 def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -> None:
@@ -208,7 +207,7 @@ def load_delivery(connection: Connection, receiver: str, event_id: str) -> Deliv
         )
     ).one_or_none()
     if row is None:
-        raise NotFound(f"there is no delivery of {event_id} to {receiver}; `event publish` registers what is missing")
+        raise NotFound(f"there is no delivery of {event_id} to {receiver}; see `event show {event_id}`")
     return Delivery(receiver, Event(*row[:6]), *row[6:])
 
 

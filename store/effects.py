@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from contracts.events import ORDER_PLACED, Event
+from store.batch import positions_of
 from store.control import read_control
 from store.dialect import for_update, insert, json_integer, json_text, pack, value_list
 from store.schema import billing_entries, generations, mail_messages, outbox, sales_applied, sales_totals
@@ -14,36 +15,37 @@ from store.schema import billing_entries, generations, mail_messages, outbox, sa
 
 def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
     """One entry an order, with its amount."""
-    if not events:
-        return
-    connection.execute(
-        insert(connection, billing_entries).on_conflict_do_nothing(),
-        [
-            {
-                "position": event.position,
-                "order_id": event.payload["order_id"],
-                "amount": event.payload["amount"],
-                "currency": event.payload["currency"],
-            }
-            for event in events
-        ],
+    _insert_from_outbox(
+        connection,
+        billing_entries,
+        events,
+        order_id=json_text(connection, outbox.c.payload, "order_id"),
+        amount=json_integer(connection, outbox.c.payload, "amount"),
+        currency=json_text(connection, outbox.c.payload, "currency"),
     )
 
 
 def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None:
     """One confirmation an order."""
+    order_id = json_text(connection, outbox.c.payload, "order_id")
+    _insert_from_outbox(
+        connection, mail_messages, events, order_id=order_id, subject=sa.literal("We received your order ") + order_id
+    )
+
+
+def _insert_from_outbox(connection: Connection, table: sa.Table, events: Sequence[Event], **columns: Any) -> None:
+    """A row an event, out of its payload, in one statement; an event that has its row keeps it."""
     if not events:
         return
+    chosen = value_list(connection, "positions", int)
     connection.execute(
-        insert(connection, mail_messages).on_conflict_do_nothing(),
-        [
-            {
-                "position": event.position,
-                "order_id": event.payload["order_id"],
-                "subject": f"We received your order {event.payload['order_id']}",
-            }
-            for event in events
-        ],
+        insert(connection, table)
+        .from_select(
+            ["position", *columns],
+            sa.select(outbox.c.position, *columns.values()).where(outbox.c.position.in_(sa.select(chosen.c.value))),
+        )
+        .on_conflict_do_nothing(),
+        {"positions": pack(connection, positions_of(events))},
     )
 
 
@@ -60,7 +62,7 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
         apply_from_outbox(connection, generation, outbox.c.position.in_(sa.select(chosen.c.value))).returning(
             sales_applied.c.currency, sales_applied.c.amount
         ),
-        {"positions": pack(connection, [event.position for event in events])},
+        {"positions": pack(connection, positions_of(events))},
     )
     sums: dict[str, tuple[int, int]] = {}
     for currency, amount in fresh:

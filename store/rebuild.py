@@ -341,6 +341,15 @@ def forget_expected(connection: Connection, rebuild_id: str, limit: int) -> int:
     ).rowcount
 
 
+def leftover_expected(connection: Connection) -> str | None:
+    """A rebuild that is over and still has its expected set, since its run was terminated or lost; or None."""
+    left = sa.exists().where(rebuild_expected.c.rebuild_id == rebuilds.c.rebuild_id)
+    rebuild_id: str | None = connection.execute(
+        sa.select(rebuilds.c.rebuild_id).where(rebuilds.c.state != RUNNING, left).limit(1)
+    ).scalar_one_or_none()
+    return rebuild_id
+
+
 def _require_running(connection: Connection, rebuild_id: str) -> Rebuild:
     # Locked: a step that only read RUNNING could commit after the end, and leave a generation that nobody cleans up.
     rebuild = _lock_rebuild(connection, rebuild_id)

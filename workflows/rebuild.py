@@ -99,9 +99,7 @@ class RebuildWorkflow:
         if not self._rebuild_id:
             raise ApplicationError(reason, type="Refused", non_retryable=True) from error
         self._tell(f"ending it: {reason}")
-        report: RebuildReport = await self._short(
-            RebuildActivities.fail_rebuild, self._step(error=reason), "end without a switch"
-        )
+        report = await self._end(reason)
         if report.state == "COMPLETED":
             self._tell(f"{report.generation} is active: the switch was made before it was ended")
             return report
@@ -115,6 +113,17 @@ class RebuildWorkflow:
             type="RebuildFailed",
             non_retryable=True,
         ) from error
+
+    async def _end(self, reason: str) -> RebuildReport:
+        end = asyncio.create_task(
+            self._short(RebuildActivities.fail_rebuild, self._step(error=reason), "end without a switch")
+        )
+        try:
+            report: RebuildReport = await asyncio.shield(end)
+        except asyncio.CancelledError:
+            # A cancel that comes this late must not leave the rebuild as if it ran, nor hide why it failed.
+            report = await end
+        return report
 
     def _require_equal(self, report: ReconcileReport) -> None:
         if report.problems:

@@ -7,7 +7,6 @@ import pytest
 import sqlalchemy as sa
 
 from contracts.errors import IntakePaused, Refused
-from contracts.events import ORDER_PLACED
 from store.control import OPERATOR, pause_intake, resume_intake
 from store.deliveries import next_batch, record_failure
 from store.effects import apply_sales
@@ -33,6 +32,7 @@ from tests.store.rebuilding import (
     everything,
     execute,
     fail,
+    fill,
     generation,
     history,
     intake,
@@ -336,20 +336,7 @@ def test_the_expected_set_is_removed_in_chunks_and_only_of_that_rebuild(database
 
 def test_a_hundred_thousand_events_are_rebuilt_in_short_transactions(sqlite: Database) -> None:
     total = 100_000
-    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {total})"
-    currency = "CASE WHEN i % 10 = 0 THEN 'EUR' ELSE 'JPY' END"
-    execute(
-        sqlite,
-        f"INSERT INTO orders (id, sku, qty, amount, currency, placed_at) {numbers} "
-        f"SELECT 'order-' || i, 's', 1, i, {currency}, 1 FROM n",
-    )
-    execute(
-        sqlite,
-        "INSERT INTO outbox (event_id, aggregate_id, seq, event_type, payload, status, published_at, fanned_out_at) "
-        f"{numbers} SELECT 'order-' || i || ':placed', 'order/order-' || i, 1, '{ORDER_PLACED}', "
-        f'\'{{"order_id":"order-\' || i || \'","amount":\' || i || \',"currency":"\' || {currency} || \'"}}\', '
-        "'PUBLISHED', 1, 1 FROM n",
-    )
+    fill(sqlite, total, fanned_out=True)
     written: list[int] = []
 
     def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

@@ -1,7 +1,7 @@
 """Workers over a test's namespace, and what their runs left in the history."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from temporalio.api.enums.v1 import EventType
@@ -10,27 +10,34 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE
-from worker import WORKFLOWS, sandbox
+from worker import WORKFLOWS, end_workers, sandbox
 
 Activities = Sequence[Callable[..., Any]]
 
 
 @asynccontextmanager
-async def workers(client: Client, activities: Activities = (), drains: Activities = ()) -> AsyncIterator[None]:
+async def workers(
+    client: Client, activities: Activities = (), drains: Activities = (), **options: Any
+) -> AsyncIterator[None]:
     """All our workflows, with these activities on the common queue and these on the drains' one."""
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(
-            Worker(
-                client,
-                task_queue=TASK_QUEUE,
-                workflows=WORKFLOWS,
-                activities=activities,
-                workflow_runner=sandbox(),
-            )
+    started = [
+        Worker(
+            client,
+            task_queue=TASK_QUEUE,
+            workflows=WORKFLOWS,
+            activities=activities,
+            workflow_runner=sandbox(),
+            **options,
         )
-        if drains:
-            await stack.enter_async_context(Worker(client, task_queue=DRAIN_TASK_QUEUE, activities=drains))
+    ]
+    if drains:
+        started.append(Worker(client, task_queue=DRAIN_TASK_QUEUE, activities=drains))
+    for worker in started:
+        await worker.__aenter__()
+    try:
         yield
+    finally:
+        await end_workers(started, longest=5)
 
 
 async def events_of(handle: WorkflowHandle[Any, Any], kind: "EventType.ValueType") -> list[HistoryEvent]:

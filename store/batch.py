@@ -1,0 +1,86 @@
+"""A batch of events of which only the keys are read: what they hold is loaded when somebody asks for it.
+
+A receiver whose effect is one statement over the outbox needs positions and nothing else, and reading and parsing the
+payloads cost more than the rest of its work.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import overload
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from contracts.events import Event
+from store.dialect import pack, value_list
+from store.schema import outbox
+
+_EVENT = (
+    outbox.c.position,
+    outbox.c.event_id,
+    outbox.c.aggregate_id,
+    outbox.c.seq,
+    outbox.c.event_type,
+    outbox.c.payload,
+)
+
+
+class EventBatch(Sequence[Event]):
+    """Events in order, as a sequence; valid within the transaction that it was read in.
+
+    A slice is a batch again and shares what was loaded.
+    """
+
+    def __init__(
+        self, connection: Connection, keys: Sequence[tuple[int, str]], loaded: dict[int, Event] | None = None
+    ) -> None:
+        """`keys`: (position, aggregate id) of each event."""
+        self._connection = connection
+        self._keys = keys
+        self._loaded = {} if loaded is None else loaded
+
+    @property
+    def positions(self) -> list[int]:
+        """Of the events, in order."""
+        return [position for position, _ in self._keys]
+
+    def without(self, aggregate_ids: Collection[str]) -> "EventBatch":
+        """The events of other aggregates than these."""
+        if not aggregate_ids:
+            return self
+        kept = [key for key in self._keys if key[1] not in aggregate_ids]
+        return EventBatch(self._connection, kept, self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Event]:
+        self._load()
+        return (self._loaded[position] for position, _ in self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "EventBatch": ...
+
+    def __getitem__(self, index: int | slice) -> "Event | EventBatch":
+        if isinstance(index, slice):
+            return EventBatch(self._connection, self._keys[index], self._loaded)
+        self._load()
+        return self._loaded[self._keys[index][0]]
+
+    def _load(self) -> None:
+        missing = [position for position, _ in self._keys if position not in self._loaded]
+        if not missing:
+            return
+        chosen = value_list(self._connection, "positions", int)
+        rows = self._connection.execute(
+            sa.select(*_EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value),
+            {"positions": pack(self._connection, missing)},
+        ).all()
+        self._loaded.update((row[0], Event(*row)) for row in rows)
+
+
+def positions_of(events: Sequence[Event]) -> list[int]:
+    """The positions of events, without loading a batch."""
+    return events.positions if isinstance(events, EventBatch) else [event.position for event in events]
