@@ -90,7 +90,20 @@ async def end_workers(workers: Sequence[Worker], longest: float = _LONGEST_END) 
     _, late = await asyncio.wait([asyncio.create_task(worker.shutdown()) for worker in workers], timeout=longest)
     if late:
         logger.warning("Temporal does not answer; leaving without its word")
+        _leave_behind(late)
     return not late
+
+
+def _leave_behind(late: set["asyncio.Task[None]"]) -> None:
+    """Take the tasks of workers that do not end out of the event loop's list.
+
+    `asyncio.run` cancels what is in it and waits for that; these do not heed a cancellation, and it would never return.
+    https://docs.python.org/3/library/asyncio-extending.html#task-lifetime-support
+    """
+    for task in asyncio.all_tasks():
+        frame = getattr(task.get_coro(), "cr_frame", None)
+        if task in late or (frame is not None and "/temporalio/worker/" in frame.f_code.co_filename):
+            asyncio._unregister_task(task)
 
 
 class SaiseiWorker:
