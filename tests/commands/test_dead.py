@@ -20,8 +20,7 @@ from starter import main
 from store.clock import now_ms
 from store.engine import Database
 from store.receivers import register_receiver
-from tests.servers import fresh_namespace, temporal_server, valkey_server  # noqa: F401
-from tests.store.conftest import sqlite_template, sqlite_url  # noqa: F401
+from tests.servers import fresh_namespace
 from tests.store.scenes import place, publish, rows, spread
 from tests.store.test_dead_letters import kill
 from tests.waiting import wait_until
@@ -74,7 +73,7 @@ class Shop:
 
 @pytest.fixture
 def shop(
-    sqlite_url: str,  # noqa: F811
+    sqlite_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -164,8 +163,8 @@ def test_without_temporal_a_redrive_and_a_waiver_are_recorded(shop: Shop) -> Non
 
 def test_with_a_worker_it_waits_until_all_are_pending_again_and_they_are_delivered(
     shop: Shop,
-    temporal_server: TemporalServer,  # noqa: F811
-    valkey_server: ValkeyServer,  # noqa: F811
+    temporal_server: TemporalServer,
+    valkey_server: ValkeyServer,
 ) -> None:
     client = asyncio.run(fresh_namespace(temporal_server))
     shop.monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_server.address)

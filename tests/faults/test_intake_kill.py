@@ -24,8 +24,13 @@ def test_an_order_and_its_event_are_both_there_or_neither(tmp_path: Path, seed: 
     try:
         chance = random.Random(f"intake-{seed}")
         for number, placer in enumerate(placers):
-            goal = chance.randint(1, 60)
-            wait_until(lambda n=number, g=goal: log.read_text().count(f"ok p{n}-") >= g, 30, f"{goal} orders")
+            goal = chance.randint(1, 40)
+
+            def placed(number: int = number, goal: int = goal, placer: "subprocess.Popen[bytes]" = placer) -> bool:
+                assert placer.poll() is None, f"p{number} ended with {placer.returncode} (seed {seed})"
+                return log.read_text().count(f"ok p{number}-") >= goal
+
+            wait_until(placed, 60, f"p{number} places {goal} orders")
             # Anywhere within the next transaction, not always right after one.
             time.sleep(chance.random() * 0.004)
             placer.kill()

@@ -52,27 +52,11 @@ from tests.store.scenes import rows, scalar
 
 RECEIVERS = ("sales", "mail", "log")
 TOLD = "order-told"
-WEIGHTS = {
-    "place": 9,
-    "tell": 4,
-    "flow": 7,
-    "relay": 1,
-    "duplicate": 1,
-    "publish_an_event_again": 1,
-    "lose_redis": 1,
-    "spread": 1,
-    "take": 10,
-    "retry": 6,
-    "hold": 1,
-    "probe": 4,
-    "redrive": 2,
-    "waive_one": 0.5,
-    "begin": 2,
-    "go_on": 6,
-    "cancel": 0.7,
-    "resume": 3,
-    "drop": 1,
-}
+WEIGHTS = (
+    {"place": 9, "tell": 4, "flow": 7, "relay": 1, "duplicate": 1, "publish_an_event_again": 1, "lose_redis": 1}
+    | {"spread": 1, "take": 10, "retry": 6, "hold": 1, "probe": 4, "redrive": 2, "waive_one": 0.5}
+    | {"begin": 2, "go_on": 6, "cancel": 0.7, "resume": 3, "drop": 1}
+)
 
 
 class History:
@@ -263,12 +247,10 @@ class History:
             lock_receiver(connection, receiver)
             if get_hold(connection, receiver) is None:
                 return
-            event = next_probe(connection, receiver, after)
-            if event is not None:
-                self._effects(connection, receiver, [event])
+            events = list(next_probe(connection, receiver, after))
+            self._effects(connection, receiver, events)
             release_receiver(connection, receiver)
-        if event is not None:
-            self.seen[receiver].append(event.event_id)
+        self.seen[receiver] += [event.event_id for event in events]
 
     # --- dead letters
 
@@ -497,7 +479,7 @@ def test_any_history_on_sqlite(fast_url: str, seed: int, met: Counter[str]) -> N
 
 @pytest.mark.parametrize("seed", [100, 101])
 def test_any_history_on_postgresql(postgres_url: str, seed: int) -> None:
-    History(postgres_url, seed).run(150)
+    History(postgres_url, seed).run(80)
 
 
 def test_a_loss_is_noticed(fast_url: str) -> None:

@@ -81,37 +81,50 @@ def test_a_step_that_two_do_at_once_is_done_once(database: Database, step: str) 
     assert new.totals == {"JPY": (39, 78_000)}
 
 
-_VICTIM = """
+# Forks a victim for each step when it is told to: everything is imported once.
+_VICTIMS = """
 import os, signal, sys
 from store.engine import Database
 from tests.store.rebuilding import ONE, begin, run
-url, step, committed = sys.argv[1:]
-database = Database(url)
-if step == "begun":
-    begin(database)
-elif committed == "True":
-    run(database, ONE[step], "rebuild-1")
-else:
+url, committed, *steps = sys.argv[1:]
+def live(step):
     def dies(connection, rebuild_id):
         ONE[step](connection, rebuild_id)
         os.kill(os.getpid(), signal.SIGKILL)
-    run(database, dies, "rebuild-1")
-os.kill(os.getpid(), signal.SIGKILL)
+    database = Database(url)
+    if step == "begun":
+        begin(database)
+    else:
+        run(database, ONE[step] if committed == "True" else dies, "rebuild-1")
+    os.kill(os.getpid(), signal.SIGKILL)
+for step in steps:
+    sys.stdin.readline()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            live(step)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+
+
+def _victims(database: Database, committed: bool, *steps: str) -> Script:
+    return Script(_VICTIMS, database.url.render_as_string(hide_password=False), str(committed), *steps)
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["before", "after"])
 def test_a_worker_killed_around_the_commit_of_any_step_is_carried_on(database: Database, committed: bool) -> None:
     history(database, range(1, 8))
     rebuild_id = begin(database)
-    url = database.url.render_as_string(hide_password=False)
-    for step in STEPS[1:]:
-        before = snapshot(database)
-        with Script(_VICTIM, url, step, str(committed)) as victim:
-            assert victim.wait() == -signal.SIGKILL
-        if not committed:
-            assert snapshot(database) == before
-        reach(database, rebuild_id, step)
+    with _victims(database, committed, *STEPS[1:]) as victims:
+        for step in STEPS[1:]:
+            before = snapshot(database)
+            victims.say()
+            assert victims.line() == str(int(-signal.SIGKILL))
+            if not committed:
+                assert snapshot(database) == before
+            reach(database, rebuild_id, step)
     new = generation(database, "generation-1")
     assert new is not None
     assert (new.state, new.totals) == ("ACTIVE", {"JPY": (7, 2800)})
@@ -119,8 +132,9 @@ def test_a_worker_killed_around_the_commit_of_any_step_is_carried_on(database: D
 
 
 def test_a_begin_killed_after_its_commit_is_found_by_the_next_attempt(database: Database) -> None:
-    with Script(_VICTIM, database.url.render_as_string(hide_password=False), BEGUN, "True") as victim:
-        assert victim.wait() == -signal.SIGKILL
+    with _victims(database, True, BEGUN) as victims:
+        victims.say()
+        assert victims.line() == str(int(-signal.SIGKILL))
     assert begin(database) == "rebuild-1"
     assert scalar(database, "SELECT count(*) FROM rebuilds") == 1
 
