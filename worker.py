@@ -266,7 +266,7 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
     database.ping()
-    client = await connect(temporal)
+    client = await connect(temporal, "worker")
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

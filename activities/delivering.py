@@ -117,7 +117,10 @@ class DeliveryActivities:
         now = now_ms()
         wait = ((delivery.next_attempt_at or 0) - now) / 1000
         if wait > 0:
-            return _Attempt(_result(delivery), wait, "not due yet", "NotDue")
+            last = f"; the last one failed: {delivery.last_error}" if delivery.last_error else ""
+            return _Attempt(
+                _result(delivery), wait, f"{self._count(delivery.attempts + 1)} is not due yet{last}", "NotDue"
+            )
         error = self._try(connection, receiver, delivery, fail=message.fail)
         if error is None:
             return _Attempt(DeliveryResult(DONE, delivery.attempts))
@@ -140,7 +143,11 @@ class DeliveryActivities:
         )
         if due is None:
             return _Attempt(DeliveryResult(DEAD, attempts, describe(error)))
-        return _Attempt(_result(delivery), (due - now) / 1000, describe(error))
+        return _Attempt(_result(delivery), (due - now) / 1000, f"{self._count(attempts)} failed: {describe(error)}")
+
+    def _count(self, attempt: int) -> str:
+        # The Web UI counts without a bound: it knows Temporal's attempts, not ours.
+        return f"attempt {attempt} of {self._retry.attempts}"
 
     def _others_succeed(self, connection: Connection, delivery: Delivery) -> bool:
         """Whether the receiver took something since this event was tried last: then it is up, and the event bad."""

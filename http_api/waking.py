@@ -85,6 +85,6 @@ class Waker:
     async def _connected(self) -> Runs:
         async with self._connecting:
             if self._runs is None:
-                client = await connect(await asyncio.to_thread(self._address))
+                client = await connect(await asyncio.to_thread(self._address), "api")
                 self._runs = Runs(client, tuple(by_name(RECEIVERS)), self._settings.timings)
             return self._runs

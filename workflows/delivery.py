@@ -15,7 +15,11 @@ class DeliveryWorkflow:
 
     @workflow.run
     async def run(self, message: DeliveryInput) -> DeliveryResult:
-        workflow.set_current_details(f"{message.event_id} to {message.receiver}: attempts under way")
+        doing = "one attempt by hand" if message.manual else "failed, is tried again"
+        workflow.set_current_details(
+            f"{message.event_id} to {message.receiver}: {doing}"
+            "\n\nthe attempt, the last failure and the next try stand under *Pending Activities*"
+        )
         if message.manual:
             result = await workflow.execute_activity_method(
                 DeliveryActivities.deliver_by_hand,

@@ -84,5 +84,6 @@ class DrainLoop:
     def _describe(self, doing: str, waits: str | None = None) -> None:
         workflow.set_current_details(
             f"**{self.stage}** {doing} since {workflow.now():%Y-%m-%d %H:%M:%S} UTC\n\n"
-            f"{self.events:,} events in {self.drains:,} drains before" + (f"\n\n{waits}" if waits else "")
+            f"{self.events:,} events in {self.drains:,} drains before"
+            + (f"\n\nas it came to rest, {waits}" if waits else "")
         )

@@ -80,7 +80,8 @@ class RebuildWorkflow:
         self._require_equal(second)
         self._tell(f"certified: {second.count:,} events, digest {second.digest[:16]}...; activating")
         report: RebuildReport = await self._short(RebuildActivities.activate, self._step(), "activate")
-        self._tell(f"{report.generation} is active; {report.base_generation} is retired")
+        intake = "intake is open again" if self._input.resume else "intake stays paused until `intake resume`"
+        self._tell(f"{report.generation} is active; {report.base_generation} is retired; {intake}")
         return report
 
     async def _hold(self, found: ReconcileReport) -> None:
@@ -167,7 +168,7 @@ class RebuildWorkflow:
         )
 
     def _tell(self, line: str) -> None:
-        self._lines.append(f"- {workflow.now():%H:%M:%S} {line}")
+        self._lines.append(f"- {workflow.now():%H:%M:%S} UTC {line}")
         workflow.set_current_details("\n".join(self._lines))
 
 
