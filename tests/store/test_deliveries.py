@@ -195,7 +195,7 @@ def test_whatever_an_error_says_it_is_recorded(database: Database, error: str) -
 def test_a_delivery_that_is_not_there_is_not_found(database: Database) -> None:
     delivered_to(database, "one", count=1)
     for receiver, event_id in (("two", "a-1"), ("one", "a-9")):
-        with database.write() as connection, pytest.raises(NotFound, match="event show"):
+        with database.write() as connection, pytest.raises(NotFound, match="event show a-"):
             load_delivery(connection, receiver, event_id)
 
 
