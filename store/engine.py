@@ -130,6 +130,7 @@ class Database:
             url,
             pool_size=pool_size,
             max_overflow=10,
+            pool_use_lifo=True,  # each connection has a page cache of its own: the warm one again, and few of them
             connect_args={
                 "isolation_level": None,
                 "timeout": busy_timeout,
