@@ -142,7 +142,7 @@ class Database:
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-32768"):
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16384"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
         @event.listens_for(engine, "begin")
