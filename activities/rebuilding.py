@@ -96,11 +96,9 @@ class RebuildActivities:
             after: str | None = ""
             width = _Width()
             while after is not None:
-                started = time.monotonic()
-                after = await self._transaction(
-                    partial(expect_chunk, rebuild_id=message.rebuild_id, after=after, limit=width.value)
+                after = await self._chunk(
+                    width, partial(expect_chunk, rebuild_id=message.rebuild_id, after=after, limit=width.value)
                 )
-                width.observe(time.monotonic() - started)
                 say("fixing the expected set")
         return await self._report(message.rebuild_id)
 
@@ -112,11 +110,9 @@ class RebuildActivities:
             position: int | None = 0
             width = _Width()
             while position is not None:
-                started = time.monotonic()
-                position = await self._transaction(
-                    partial(replay_chunk, rebuild_id=message.rebuild_id, after=position, width=width.value)
+                position = await self._chunk(
+                    width, partial(replay_chunk, rebuild_id=message.rebuild_id, after=position, width=width.value)
                 )
-                width.observe(time.monotonic() - started)
                 say(f"replayed to position {position}")
             await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase="reconciling"))
         return await self._report(message.rebuild_id)
@@ -170,9 +166,7 @@ class RebuildActivities:
             rebuild_id: str | None = message.rebuild_id
             width = _Width()
             while rebuild_id is not None:
-                started = time.monotonic()
-                if await self._transaction(partial(forget_expected, rebuild_id=rebuild_id, limit=width.value)):
-                    width.observe(time.monotonic() - started)
+                if await self._chunk(width, partial(forget_expected, rebuild_id=rebuild_id, limit=width.value)):
                     say("removing the expected set")
                 else:
                     rebuild_id = await self._writer.read(leftover_expected)
@@ -210,8 +204,18 @@ class RebuildActivities:
         return found, sums
 
     async def _transaction(self, work: Callable[[Connection], T]) -> T:
+        return (await self._timed_transaction(work))[0]
+
+    async def _chunk(self, width: _Width, work: Callable[[Connection], T]) -> T:
+        """One of many transactions; `width` learns from it. Not from its wait for the lock: beside a busy pipeline it
+        would do ever less each time that it is its turn."""
+        result, seconds = await self._timed_transaction(work)
+        width.observe(seconds)
+        return result
+
+    async def _timed_transaction(self, work: Callable[[Connection], T]) -> tuple[T, float]:
         try:
-            return await self._writer.write(work)
+            return await self._writer.timed_write(work)
         except (Refused, NotFound) as error:
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
 

@@ -332,14 +332,12 @@ async def _drop(context: Context, args: Namespace) -> int:
     with bar:
         task = bar.add_task(f"dropping {args.generation}", total=rows)
         while True:
-            started = time.monotonic()
-            count = await asyncio.to_thread(_drop_chunk, context, args.generation, width)
+            count, seconds = await asyncio.to_thread(_drop_chunk, context, args.generation, width)
             removed += count
             bar.update(task, completed=removed)
             if count < width:
                 break
-            seconds = max(time.monotonic() - started, 0.0005)
-            width = int(min(_WIDEST, max(_NARROWEST, width * min(2.0, max(0.5, _TARGET / seconds)))))
+            width = int(min(_WIDEST, max(_NARROWEST, width * min(2.0, max(0.5, _TARGET / max(seconds, 0.0005))))))
     if context.json:
         context.result({"generation": args.generation, "removed": removed})
     else:
@@ -347,9 +345,12 @@ async def _drop(context: Context, args: Namespace) -> int:
     return 0
 
 
-def _drop_chunk(context: Context, generation: str, limit: int) -> int:
+def _drop_chunk(context: Context, generation: str, limit: int) -> tuple[int, float]:
+    """How many rows went, and for how many seconds others could not write."""
     with context.database.write() as connection:
-        return drop_chunk(connection, generation, limit)
+        begun = time.monotonic()
+        removed = drop_chunk(connection, generation, limit)
+    return removed, time.monotonic() - begun
 
 
 def _running(context: Context) -> Rebuild | None:

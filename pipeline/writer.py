@@ -6,6 +6,7 @@ they really run side by side); reads and network calls have threads of their own
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -29,9 +30,16 @@ class Writer:
         """The result of `work` in a committed write transaction. If the caller is cancelled meanwhile, the
         transaction still ends by itself."""
 
-        def transaction() -> T:
+        return (await self.timed_write(work))[0]
+
+    async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:
+        """`write`, and for how many seconds it kept others from writing: from the lock to the end of the commit."""
+
+        def transaction() -> tuple[T, float]:
             with self._database.write() as connection:
-                return work(connection)
+                begun = time.monotonic()
+                result = work(connection)
+            return result, time.monotonic() - begun
 
         return await asyncio.get_running_loop().run_in_executor(self._writers, transaction)
 

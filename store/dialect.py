@@ -69,11 +69,9 @@ def json_integer(connection: Connection, column: Any, key: str) -> Any:
 
 
 def join_lines(connection: Connection, line: Any) -> Any:
-    """Aggregate: the lines, each ended by a newline, in the order of the rows."""
-    text = line + "\n"
-    if connection.dialect.name == "sqlite":
-        return sa.func.group_concat(text, "")
-    return sa.func.string_agg(text, "")
+    """Aggregate: the lines, a newline between each two, in the order of the rows; NULL where there are none."""
+    join = sa.func.group_concat if connection.dialect.name == "sqlite" else sa.func.string_agg
+    return join(line, "\n")
 
 
 def by_index(statement: sa.Select[Any], table: Table, index: str) -> sa.Select[Any]:

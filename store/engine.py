@@ -130,6 +130,7 @@ class Database:
             url,
             pool_size=pool_size,
             max_overflow=10,
+            pool_use_lifo=True,  # each connection has a page cache of its own: the warm one again, and few of them
             connect_args={
                 "isolation_level": None,
                 "timeout": busy_timeout,
@@ -141,7 +142,7 @@ class Database:
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-32768"):
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16384"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
         @event.listens_for(engine, "begin")

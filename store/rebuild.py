@@ -184,23 +184,20 @@ def expect_chunk(connection: Connection, rebuild_id: str, after: str, limit: int
     """Copy up to `limit` orders with ids above `after`, in binary order, into the expected set; the last id, or None
     when there are no more."""
     _require_running(connection, rebuild_id)
-    chunk = (
-        sa.select(orders.c.id, orders.c.amount, orders.c.currency)
-        .where(orders.c.id > after)
-        .order_by(orders.c.id)
-        .limit(limit)
-        .subquery()
-    )
-    last: str | None = connection.execute(sa.select(sa.func.max(chunk.c.id))).scalar_one()
+    above = sa.select(orders.c.id).where(orders.c.id > after).order_by(orders.c.id)
+    # Two reads of the index of ids alone, so that the rows are read once.
+    last: str | None = connection.execute(above.offset(limit - 1).limit(1)).scalar_one_or_none()
+    if last is None:
+        last = connection.execute(sa.select(sa.func.max(orders.c.id)).where(orders.c.id > after)).scalar_one()
     if last is None:
         return None
     added = connection.execute(
         insert(connection, rebuild_expected)
         .from_select(
             ["rebuild_id", "event_id", "amount", "currency"],
-            sa.select(sa.literal(rebuild_id), chunk.c.id + ":placed", chunk.c.amount, chunk.c.currency).where(
-                sa.true()
-            ),
+            sa.select(sa.literal(rebuild_id), orders.c.id + ":placed", orders.c.amount, orders.c.currency)
+            .where(orders.c.id > after, orders.c.id <= last)
+            .order_by(orders.c.id),
         )
         .on_conflict_do_nothing(),
         # Of an INSERT the driver's count is thrown away otherwise, and PostgreSQL's would read -1.

@@ -40,16 +40,18 @@ class GatedWriter(Writer):
         self.reached = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        return await self._pass(work, super().write)
+    async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:  # `write` comes by here too
+        result: tuple[T, float] = await self._pass(work, super().timed_write)
+        return result
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        return await self._pass(work, super().read)
+        result: T = await self._pass(work, super().read)
+        return result
 
-    async def _pass(self, work: Callable[[Connection], T], run: Any) -> T:
+    async def _pass(self, work: Callable[[Connection], T], run: Any) -> Any:
         name = getattr(work, "func", work).__name__
         await self._stand_at(name, BEFORE)
-        result: T = await run(work)
+        result = await run(work)
         await self._stand_at(name, AFTER)
         return result
 
