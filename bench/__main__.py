@@ -37,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.count is not None and args.count < 1:
         parser.error("--count must be at least 1")
-    console = Console(highlight=False)
     failed = False
     for name in [args.name] if args.name else BENCHMARKS:
         started = time.monotonic()
@@ -47,11 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"bench {name}: {error}", file=sys.stderr)
             failed = True
             continue
-        if args.json or not sys.stdout.isatty():
-            for row in rows:
-                print(json.dumps(asdict(replace(row, name=f"{name}: {row.name}"))), flush=True)
-        else:
-            console.print(_table(name, rows, time.monotonic() - started))
+        show(name, _first_line(name), rows, time.monotonic() - started, as_json=args.json)
     return int(failed)
 
 
@@ -63,8 +58,16 @@ def _first_line(name: str) -> str:
     return (_module(name).__doc__ or "").splitlines()[0]
 
 
-def _table(name: str, rows: Sequence[Row], seconds: float) -> Table:
-    title = f"{name}: {_first_line(name)}"
+def show(name: str, words: str, rows: Sequence[Row], seconds: float, *, as_json: bool) -> None:
+    """A table on a terminal, JSON lines otherwise."""
+    if as_json or not sys.stdout.isatty():
+        for each in rows:
+            print(json.dumps(asdict(replace(each, name=f"{name}: {each.name}"))), flush=True)
+    else:
+        Console(highlight=False).print(_table(f"{name}: {words}", rows, seconds))
+
+
+def _table(title: str, rows: Sequence[Row], seconds: float) -> Table:
     table = Table(title=title, caption=f"{seconds:.0f} s", title_justify="left", caption_justify="left")
     table.add_column("what")
     for column in ("value", "floor", "ratio", "goal"):

@@ -51,8 +51,8 @@ async def _measure(stack: Scratch, count: int) -> dict[str, float]:
 
     seconds: dict[str, list[float]] = {}
     database = stack.database
-    async with bare, worker_in_process(stack, client) as worker:
-        ours = job(worker, database)
+    async with bare, worker_in_process(stack, client, database) as worker:
+        ours = job(worker)
         for _ in range(_RUNS):
             for who, work in (("saisei", ours), ("bare", bare_job)):
                 at_once, alone = await timed(work, count, AT_ONCE), await timed(work, max(1, count // _ALONE), 1)
@@ -61,13 +61,13 @@ async def _measure(stack: Scratch, count: int) -> dict[str, float]:
     return {what: median(rates) for what, rates in seconds.items()}
 
 
-def worker_in_process(stack: Scratch, client: Client) -> SaiseiWorker:
-    """A worker of the stack in this process."""
-    settings = Settings(stack.home, stack.database.url.render_as_string(), stack.redis_url)
-    return SaiseiWorker(settings, client, stack.database, stack.redis_url)
+def worker_in_process(stack: Scratch, client: Client, database: Database) -> SaiseiWorker:
+    """A worker on that database in this process."""
+    settings = Settings(stack.home, database.url.render_as_string(), stack.redis_url)
+    return SaiseiWorker(settings, client, database, stack.redis_url)
 
 
-def job(worker: SaiseiWorker, database: Database) -> Job:
+def job(worker: SaiseiWorker) -> Job:
     """One job from its row to its outcome, as `job run` does it."""
 
     async def one(name: str) -> None:
