@@ -74,8 +74,9 @@ def _events(stack: Scratch, python: str, count: int, program: str, consumer: Seq
         if consumer is not None:
             processes.enter_context(_process(stack, database, [python, *consumer]))
             time.sleep(3)  # it has started its processes and waits for work
-        arguments = ["-m", f"bench.peers.{program}", *(() if consumer else ("events",))]
-        sender = processes.enter_context(_process(stack, database, [python, *arguments]))
+        # Imported, not run: both sides must know the task by the same module's name.
+        send = f"from bench.peers import {program}; {program}.send()"
+        sender = processes.enter_context(_process(stack, database, [python, "-c", send]))
         started = _go(sender)
         wait_for(lambda: _done(database) >= count, 0.01)
         seconds = time.monotonic() - started
@@ -85,7 +86,7 @@ def _events(stack: Scratch, python: str, count: int, program: str, consumer: Seq
 
 def _dbos_jobs(stack: Scratch, python: str, count: int, at_once: int) -> float:
     with stack.another_database() as database:
-        arguments = [python, "-m", "bench.peers.on_dbos", "jobs", str(count), str(at_once)]
+        arguments = [python, "-m", "bench.peers.on_dbos", str(count), str(at_once)]
         with _process(stack, database, arguments) as process:
             _go(process)
             assert process.stdout is not None

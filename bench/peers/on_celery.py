@@ -1,4 +1,4 @@
-"""Celery: a task an event over the same Valkey, prefork. `python -m bench.peers.on_celery` sends the tasks."""
+"""Celery: a task an event over the same Valkey, prefork."""
 
 import os
 
@@ -21,7 +21,7 @@ def deliver(event_id: str) -> None:
     work.deliver(event_id)
 
 
-def main() -> None:
+def send() -> None:
     """Send a task for each recorded event once a line comes."""
     events = work.pending()
     with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
@@ -30,7 +30,3 @@ def main() -> None:
         input()
         for event_id in events:
             deliver.apply_async((event_id,), producer=producer)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,12 @@
 """DBOS on SQLite: a workflow an event, and a workflow a job of two steps, on threads of one process.
 
-`python -m bench.peers.on_dbos events` delivers what is recorded; `jobs COUNT AT_ONCE` prints the seconds of as many
-jobs. Each begins once a line comes.
+`python -m bench.peers.on_dbos COUNT AT_ONCE` prints the seconds of as many jobs. It begins once a line comes.
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dbos import DBOS, DBOSConfig
@@ -61,21 +61,21 @@ def run_job(job: str) -> None:
     fulfil(job)
 
 
-def main(what: str, count: int = 0, at_once: int = AT_ONCE) -> None:
-    """Launch, then work once a line comes."""
+def send() -> None:
+    """Deliver each recorded event once a line comes."""
+    _run(deliver, work.pending(), AT_ONCE)
+
+
+def _run(one: Callable[[str], None], names: Sequence[str], at_once: int) -> None:
     DBOS.launch()
-    events = work.pending()
     with ThreadPoolExecutor(at_once) as threads:
         print("ready", flush=True)
         input()
         started = time.monotonic()
-        if what == "events":
-            list(threads.map(deliver, events))
-        else:
-            list(threads.map(run_job, [f"peer-{what}-{at_once}-{number}" for number in range(count)]))
+        list(threads.map(one, names))
         print(time.monotonic() - started, flush=True)
     DBOS.destroy()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    _run(run_job, [f"peer-{number}" for number in range(int(sys.argv[1]))], int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""huey: a task an event over the same Valkey, worker processes. `python -m bench.peers.on_huey` sends the tasks."""
+"""huey: a task an event over the same Valkey, worker processes."""
 
 import os
 
@@ -15,7 +15,7 @@ def deliver(event_id: str) -> None:
     work.deliver(event_id)
 
 
-def main() -> None:
+def send() -> None:
     """Send a task for each recorded event once a line comes."""
     events = work.pending()
     huey.pending_count()  # connects
@@ -23,7 +23,3 @@ def main() -> None:
     input()
     for event_id in events:
         deliver(event_id)
-
-
-if __name__ == "__main__":
-    main()
