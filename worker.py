@@ -171,6 +171,7 @@ class SaiseiWorker:
                 activities=[
                     deliveries.attempt_delivery,
                     deliveries.deliver_by_hand,
+                    fulfilment.fulfil,
                     fulfilment.charge,
                     fulfilment.ship,
                     fulfilment.end_job,

@@ -8,7 +8,7 @@ from temporalio.exceptions import ApplicationError
 
 from contracts.errors import SaiseiError
 from contracts.identifiers import job_aggregate
-from contracts.messages import StepInput
+from contracts.messages import FulfilmentResult, StepInput
 from contracts.names import CHARGE, SHIP
 from pipeline.writer import Writer
 from store.clock import now_ms
@@ -71,6 +71,21 @@ class FulfilmentActivities:
         self._shipping = shipping
 
     @activity.defn
+    async def fulfil(self, message: StepInput) -> FulfilmentResult:
+        """Both steps, one after the other, and the end of the job: the short way of a job with which all is well.
+
+        `ship` is `failed` when the goods were not sent; that step is then to be tried with all its patience. Raises
+        what the charge raises; what is done by then is recorded, and `charge` skips it.
+        """
+        charge = await self.charge(message)
+        try:
+            await self._ship(message, ended=True)
+        except Exception as error:
+            activity.logger.info("shipping of %s is left to its own activity: %s", message.job_id, error)
+            return FulfilmentResult(charge, "failed")
+        return FulfilmentResult(charge, "completed")
+
+    @activity.defn
     async def charge(self, message: StepInput) -> str:
         """`committed`, or `already_completed` when the job was charged before."""
         if await self._done(message.job_id, CHARGE):
@@ -95,7 +110,18 @@ class FulfilmentActivities:
 
         Raises ApplicationError `ShippingFailed` when it was told to fail.
         """
+        return await self._ship(message, ended=False)
+
+    @activity.defn
+    async def end_job(self, job_id: str, error: str | None) -> None:
+        """Write the outcome into the job's row."""
+        await self._writer.write(lambda connection: end_job(connection, job_id, error))
+
+    async def _ship(self, message: StepInput, *, ended: bool) -> str:
+        """`ended`: the job's outcome is written in the same transaction."""
         if await self._done(message.job_id, SHIP):
+            if ended:
+                await self.end_job(message.job_id, None)
             return ALREADY_COMPLETED
         if message.fails:
             raise ApplicationError(f"shipping of {message.job_id} was told to fail", type="ShippingFailed")
@@ -103,6 +129,8 @@ class FulfilmentActivities:
         await self._writer.call(lambda: self._shipping.request(key))
 
         def record(connection: Connection) -> str:
+            if ended:
+                end_job(connection, message.job_id, None)
             if step_completed(connection, message.job_id, SHIP):
                 return ALREADY_COMPLETED
             now = now_ms()
@@ -111,11 +139,6 @@ class FulfilmentActivities:
             return COMMITTED
 
         return await self._writer.write(record)
-
-    @activity.defn
-    async def end_job(self, job_id: str, error: str | None) -> None:
-        """Write the outcome into the job's row."""
-        await self._writer.write(lambda connection: end_job(connection, job_id, error))
 
     async def _done(self, job_id: str, step: str) -> bool:
         try:

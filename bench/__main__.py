@@ -1,59 +1,74 @@
-"""`python -m bench NAME [--json]`: run one benchmark and print its rows.
+"""`python -m bench [NAME] [--json]`: run one benchmark, or all of them, and print the figures beside their floors.
 
-To add one: a module with `run(count) -> list[Row]`, a docstring whose first line says what it measures, and a line
-in BENCHMARKS.
+To add one: a module with `run(count) -> list[Row]`, a docstring whose first line says what it measures, a COUNT that
+`make bench` runs it with, and its name in BENCHMARKS.
 """
 
 import argparse
+import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import contention, drain
 from bench.report import Row
 from contracts.errors import SaiseiError
 from embedded.errors import EmbeddedError
 
-BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {"contention": contention.run, "drain": drain.run}
-_MODULES = {"contention": contention, "drain": drain}
+BENCHMARKS = ("drain", "latency", "jobs", "intake", "growth", "rest", "cost", "poison", "contention")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one benchmark; 0, also when a goal is missed: the row says so, and a shared machine proves nothing."""
+    """Run them; 0, also when a goal is missed: the row says so, and a shared machine proves nothing."""
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__.splitlines()[0] if __doc__ else None,
         epilog="\n".join(f"{name:12} {_first_line(name)}" for name in BENCHMARKS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--count", type=int, default=50_000, help="orders (50,000 if not said)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", nargs="?", help="one of those below; all if none")
+    parser.add_argument("--count", type=int, help="how much work, if not what `make bench` takes")
+    parser.add_argument("--json", action="store_true", help="JSON lines, also on a terminal")
     args = parser.parse_args(arguments)
-    if args.count < 1:
+    if args.count is not None and args.count < 1:
         parser.error("--count must be at least 1")
-    try:
-        rows = BENCHMARKS[args.name](args.count)
-    except (SaiseiError, EmbeddedError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps({"benchmark": args.name, "count": args.count, "rows": [asdict(row) for row in rows]}))
-    else:
-        Console(highlight=False).print(_table(args.name, rows))
-    return 0
+    failed = False
+    for name in [args.name] if args.name else BENCHMARKS:
+        started = time.monotonic()
+        try:
+            rows: list[Row] = _module(name).run(args.count or _module(name).COUNT)
+        except (SaiseiError, EmbeddedError) as error:
+            print(f"bench {name}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        show(name, _first_line(name), rows, time.monotonic() - started, as_json=args.json)
+    return int(failed)
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"bench.{name}")
 
 
 def _first_line(name: str) -> str:
-    return (_MODULES[name].__doc__ or "").splitlines()[0]
+    return (_module(name).__doc__ or "").splitlines()[0]
 
 
-def _table(name: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=f"{name}: {_first_line(name)}", title_justify="left")
+def show(name: str, words: str, rows: Sequence[Row], seconds: float, *, as_json: bool) -> None:
+    """A table on a terminal, JSON lines otherwise."""
+    if as_json or not sys.stdout.isatty():
+        for each in rows:
+            print(json.dumps(asdict(replace(each, name=f"{name}: {each.name}"))), flush=True)
+    else:
+        Console(highlight=False).print(_table(f"{name}: {words}", rows, seconds))
+
+
+def _table(title: str, rows: Sequence[Row], seconds: float) -> Table:
+    table = Table(title=title, caption=f"{seconds:.0f} s", title_justify="left", caption_justify="left")
     table.add_column("what")
     for column in ("value", "floor", "ratio", "goal"):
         table.add_column(column, justify="right")

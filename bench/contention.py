@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.report import Row, percentile, row
-from bench.stack import ROOT, Scratch, record, scratch, wait_for
+from bench.stack import ROOT, Scratch, order_ids, record, scratch, wait_for
 
+COUNT = 50_000
 _RATE = 100.0  # orders a second of the second process
 _AT_REST = 5.0  # seconds
 _GOAL_MS = 100.0
@@ -24,7 +25,7 @@ def run(count: int) -> list[Row]:
     with scratch() as stack:
         with _writing(stack, "rest") as rest:
             time.sleep(_AT_REST)
-        record(stack.database, count)
+        record(stack.database, order_ids(count))
         started = time.monotonic()
         with stack.worker(), _writing(stack, "drain") as drain:
             wait_for(lambda: _recorded_are_done(stack, count), 0.05)

@@ -1,106 +1,125 @@
-"""From the release of recorded orders until each receiver is done with them.
+"""From the release of recorded orders until every receiver is done with each of them and the audit is clean.
 
-The floor is a plain loop over the same store functions, on the same disk and the same Valkey, in the same run: no
-Temporal, one thread, one stage after the other.
+The floors: a plain loop over the same store functions, and one written by hand with sqlite3 and redis that writes the
+same rows. Each run has a new database on the same disk and the same Valkey; medians of interleaved runs.
 """
 
 import asyncio
 import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from temporalio.client import Client
 
-from bench.report import Row, row
-from bench.stack import RECEIVER_NAMES, Scratch, is_done, open_database, record, scratch, wait_for
-from contracts.errors import SaiseiError
-from pipeline import event_list
-from pipeline.event_list import EventList
-from receivers.registry import RECEIVERS
+from bench.handwritten import HandWritten
+from bench.loop import PlainLoop
+from bench.report import Row, median, row
+from bench.stack import RECEIVER_NAMES, Scratch, is_done, order_ids, record, require_clean, scratch, wait_for
 from runs.starts import Runs
-from store.clock import iso, now_ms
-from store.deliveries import mark_done, next_batch
+from store.control import read_control
 from store.engine import Database
-from store.fanout import fan_out
-from store.outbox import mark_published, pending_events
 
-_BATCH = 1000
-_MOST_RATIO = 1.5
+COUNT = 50_000
+_RUNS = 3
+ORDERED, RANDOM = "ordered ids", "random ids"
 
 
 def run(count: int) -> list[Row]:
-    """`count` recorded orders."""
+    """`count` recorded orders a run."""
+    seconds: dict[str, list[float]] = defaultdict(list)
     with scratch() as stack:
-        floor = _plain_loop(stack, count)
-        with stack.worker():
-            record(stack.database, count)
-            done = asyncio.run(_release(stack))
-        with stack.database.read() as connection:
-            entries = connection.exec_driver_sql("SELECT count(*) FROM billing_entries").scalar()
-        if entries != count:
-            raise SaiseiError(f"{count} orders came to {entries} billing entries")
-    rows = [row(f"{name} done", seconds, "s") for name, seconds in done.items()]
-    last = max(done.values())
-    rows.append(row("all done", last, "s", floor=floor, most=_MOST_RATIO, by="ratio"))
-    rows.append(row("throughput", count / last, "events/s", floor=count / floor))
+        for _ in range(_RUNS):
+            for ids in (ORDERED, RANDOM):
+                orders = order_ids(count, ordered=ids == ORDERED)
+                seconds[f"saisei, {ids}"].append(drain_once(stack, orders))
+                seconds[f"loop, {ids}"].append(_floor(stack, orders, plain_loop))
+                seconds[f"by hand, {ids}"].append(_floor(stack, orders, _by_hand))
+    rate = {what: count / median(each) for what, each in seconds.items()}
+    rows = []
+    for ids in (ORDERED, RANDOM):
+        ours = rate[f"saisei, {ids}"]
+        rows.append(
+            row(f"{ids}, beside a plain loop", ours, "events/s", floor=rate[f"loop, {ids}"], least=0.95, by="ratio")
+        )
+        rows.append(
+            row(
+                f"{ids}, beside sqlite3 and redis by hand",
+                ours,
+                "events/s",
+                floor=rate[f"by hand, {ids}"],
+                least=0.8,
+                by="ratio",
+            )
+        )
+    ordered, randomly = rate[f"saisei, {ORDERED}"], rate[f"saisei, {RANDOM}"]
+    rows.append(row("random ids beside ordered ones", randomly, "events/s", floor=ordered, least=0.85, by="ratio"))
     return rows
 
 
-async def _release(stack: Scratch) -> dict[str, float]:
-    runs = Runs(await Client.connect(stack.temporal_address), RECEIVER_NAMES)
-    started = time.monotonic()
-    await runs.wake()
+def drain_once(stack: Scratch, ids: Sequence[str]) -> float:
+    """Saisei's seconds for these orders on a new database, from the wake to the last receiver; audited."""
+    with stack.another_database() as database, stack.worker(database=database):
+        seconds = release(stack, database, lambda: record(database, ids))
+        require_clean(database, len(ids))
+    return seconds
+
+
+def release(stack: Scratch, database: Database, recording: Callable[[], None]) -> float:
+    """Let `recording` write while the pipeline is at rest, then wake it; the seconds until every receiver is done."""
+    return max(release_each(stack, database, recording).values())
+
+
+def release_each(stack: Scratch, database: Database, recording: Callable[[], None]) -> dict[str, float]:
+    """As `release`: receiver -> its seconds."""
+
+    async def wake() -> float:
+        runs = Runs(await Client.connect(stack.temporal_address), RECEIVER_NAMES)
+        await asyncio.to_thread(wait_for, lambda: at_rest(database), 0.02)
+        await asyncio.to_thread(recording)
+        started = time.monotonic()
+        await runs.wake()
+        return started
+
+    started = asyncio.run(wake())
     done: dict[str, float] = {}
 
     def look() -> bool:
-        with stack.database.read() as connection:
+        with database.read() as connection:
             for name in RECEIVER_NAMES:
                 if name not in done and is_done(connection, name):
                     done[name] = time.monotonic() - started
         return len(done) == len(RECEIVER_NAMES)
 
-    await asyncio.to_thread(wait_for, look, 0.01)
+    wait_for(look, 0.01)
     return done
 
 
-def _plain_loop(stack: Scratch, count: int) -> float:
-    database = open_database(stack.home / "floor.db")
-    events = EventList(event_list.connect(stack.redis_url))
-    try:
-        record(database, count)
-        started = time.monotonic()
-        while sum((_relay(database, events), _fan_out(database, events), *(_receive(database)))):
-            pass
-        return time.monotonic() - started
-    finally:
-        events.close()
-        database.close()
-
-
-def _relay(database: Database, events: EventList) -> int:
+def at_rest(database: Database) -> bool:
+    """Whether nobody drains the outbox: what is recorded now stays until somebody wakes the pipeline."""
     with database.read() as connection:
-        batch = pending_events(connection, _BATCH)
-    if batch:
-        events.push([event_id for _, event_id in batch])
-        with database.write() as connection:
-            mark_published(connection, [position for position, _ in batch], now_ms())
-    return len(batch)
+        return read_control(connection).hot_until == 0
 
 
-def _fan_out(database: Database, events: EventList) -> int:
-    entries = events.head(_BATCH)
-    if entries:
-        with database.write() as connection:
-            done = fan_out(connection, entries, now_ms())
-        events.remove(entries, done.event_ids, iso(now_ms()) or "")
-    return len(entries)
+def plain_loop(database: Database, redis_url: str) -> float:
+    """The plain loop's seconds for what is recorded."""
+    loop = PlainLoop(database, redis_url)
+    try:
+        return loop.drain()
+    finally:
+        loop.close()
 
 
-def _receive(database: Database) -> list[int]:
-    taken = []
-    for receiver in RECEIVERS:
-        with database.write() as connection:
-            batch = next_batch(connection, receiver.name, _BATCH)
-            if batch:
-                receiver.deliver_batch(connection, batch)
-                mark_done(connection, receiver.name, [event.position for event in batch])
-        taken.append(len(batch))
-    return taken
+def _by_hand(database: Database, redis_url: str) -> float:
+    hand = HandWritten(str(database.url.database), redis_url)
+    try:
+        return hand.drain()
+    finally:
+        hand.close()
+
+
+def _floor(stack: Scratch, ids: Sequence[str], work: Callable[[Database, str], float]) -> float:
+    with stack.another_database() as database:
+        record(database, ids)
+        seconds = work(database, stack.redis_url)
+        require_clean(database, len(ids))
+    return seconds

@@ -1,6 +1,7 @@
 """What a benchmark says."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +21,28 @@ class Row:
 
 
 def row(
-    name: str, value: float, unit: str, *, floor: float | None = None, most: float | None = None, by: str = "value"
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    floor: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    by: str = "value",
 ) -> Row:
-    """A row whose goal is `by` (`value` or `ratio`) <= `most`."""
+    """A row whose goal is `by` (`value` or `ratio`) >= `least` or <= `most`."""
     ratio = value / floor if floor else None
     judged = value if by == "value" else ratio
-    goal = None if most is None else f"{by} <= {most:g}"
-    return Row(name, value, unit, floor, ratio, goal, None if most is None or judged is None else judged <= most)
+    bound, sign = (least, ">=") if least is not None else (most, "<=")
+    if bound is None:
+        return Row(name, value, unit, floor, ratio)
+    ok = None if judged is None else judged >= bound if least is not None else judged <= bound
+    return Row(name, value, unit, floor, ratio, f"{by} {sign} {bound:g}", ok)
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one of interleaved runs: what a shared machine does to one of them does not decide."""
+    return statistics.median(values)
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -19,16 +20,19 @@ from contracts.identifiers import order_aggregate, order_placed_id
 from contracts.orders import Order
 from embedded import TemporalServer, ValkeyServer
 from receivers.registry import RECEIVERS
+from store.audit import audit
 from store.clock import now_ms
 from store.control import initialize
+from store.deliveries import DONE, first_next
 from store.engine import Database
 from store.outbox import outbox_at_rest
 from store.receivers import register_receiver
-from store.schema import deliveries, orders, outbox
+from store.schema import orders, outbox
 
 ROOT = Path(__file__).resolve().parent.parent
 RECEIVER_NAMES = tuple(receiver.name for receiver in RECEIVERS)
 _PATIENCE = 600.0
+_AT_ONCE = 100_000
 
 
 class Scratch:
@@ -39,24 +43,48 @@ class Scratch:
         self.temporal_address = temporal.address
         self.redis_url = valkey.url
         self.database = open_database(home / "saisei.db")
+        self._programs = 0
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[None]:
-        """A worker process for the block, ready when it begins."""
-        log = self.home / "worker.log"
+    def worker(
+        self,
+        program: Sequence[str] = ("worker.py",),
+        database: Database | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Iterator["subprocess.Popen[bytes]"]:
+        """A worker process on that database (the stack's if not said) for the block, ready when it begins."""
+        with self.program(program, "worker ready", database, env) as (process, _):
+            yield process
+
+    @contextlib.contextmanager
+    def program(
+        self,
+        arguments: Sequence[str],
+        ready: str,
+        database: Database | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+        """A Python program of ours for the block: its process, and the line with which it said that it is ready."""
+        self._programs += 1
+        log = self.home / f"program-{self._programs}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "worker.py")],
-                env=self._environment(),
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env={**self._environment(database or self.database), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+
+        def said() -> list[str]:
+            return [line for line in log.read_text(errors="replace").splitlines() if ready in line]
+
         try:
-            wait_for(lambda: process.poll() is not None or b"worker ready" in log.read_bytes(), 0.05)
+            wait_for(lambda: process.poll() is not None or bool(said()), 0.05)
             if process.poll() is not None:
-                raise SaiseiError(f"the worker did not start: {log.read_text(errors='replace')[-500:]}")
-            yield
+                raise SaiseiError(f"{arguments[0]} did not start: {log.read_text(errors='replace')[-500:]}")
+            yield process, said()[0]
         finally:
             process.terminate()
             try:
@@ -65,11 +93,21 @@ class Scratch:
                 process.kill()
                 process.wait()
 
-    def _environment(self) -> Mapping[str, str]:
+    @contextlib.contextmanager
+    def another_database(self) -> Iterator[Database]:
+        """An empty database beside the stack's, for the block."""
+        with tempfile.TemporaryDirectory(dir=self.home, prefix="database-") as folder:
+            database = open_database(Path(folder) / "saisei.db")
+            try:
+                yield database
+            finally:
+                database.close()
+
+    def _environment(self, database: Database) -> Mapping[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TEMPORAL_", "SAISEI_"))}
         return kept | {
             "SAISEI_HOME": str(self.home),
-            "DATABASE_URL": f"sqlite:///{self.home / 'saisei.db'}",
+            "DATABASE_URL": database.url.render_as_string(),
             "TEMPORAL_ADDRESS": self.temporal_address,
             "REDIS_URL": self.redis_url,
         }
@@ -113,42 +151,61 @@ def open_database(path: Path) -> Database:
     return database
 
 
-def record(database: Database, count: int) -> None:
-    """`count` orders with their events, as intake writes them, in one transaction."""
-    placed = [Order(f"bench-{number}", f"sku-{number % 10}", 1, 100 + number, "JPY") for number in range(count)]
-    now = now_ms()
-    with database.write() as connection:
-        connection.execute(
-            sa.insert(orders),
-            [
-                {"id": o.id, "sku": o.sku, "qty": o.qty, "amount": o.amount, "currency": o.currency, "placed_at": now}
-                for o in placed
-            ],
-        )
-        connection.execute(
-            sa.insert(outbox),
-            [
-                {
-                    "event_id": order_placed_id(o.id),
-                    "aggregate_id": order_aggregate(o.id),
-                    "seq": 1,
-                    "event_type": ORDER_PLACED,
-                    "payload": payload_text(o.payload()),
-                }
-                for o in placed
-            ],
-        )
+def order_ids(count: int, *, ordered: bool = True, prefix: str = "bench") -> list[str]:
+    """Ids that ascend as texts, or random ones (the same at each call)."""
+    if ordered:
+        return [f"{prefix}-{number:08}" for number in range(count)]
+    generator = random.Random(prefix)
+    return [f"{prefix}-{generator.getrandbits(128):032x}" for _ in range(count)]
+
+
+def record(database: Database, ids: Sequence[str], *, sku: Callable[[int], str] | None = None) -> None:
+    """Orders of these ids with their events, as intake writes them."""
+    for start in range(0, len(ids), _AT_ONCE):
+        placed = [
+            Order(ids[number], sku(number) if sku else f"sku-{number % 10}", 1, 100 + number, "JPY")
+            for number in range(start, min(start + _AT_ONCE, len(ids)))
+        ]
+        now = now_ms()
+        with database.write() as connection:
+            connection.execute(
+                sa.insert(orders),
+                [
+                    {"id": o.id, "sku": o.sku, "qty": o.qty, "amount": o.amount, "currency": o.currency}
+                    | {"placed_at": now}
+                    for o in placed
+                ],
+            )
+            connection.execute(
+                sa.insert(outbox),
+                [
+                    {
+                        "event_id": order_placed_id(o.id),
+                        "aggregate_id": order_aggregate(o.id),
+                        "seq": 1,
+                        "event_type": ORDER_PLACED,
+                        "payload": payload_text(o.payload()),
+                    }
+                    for o in placed
+                ],
+            )
 
 
 def is_done(connection: Connection, receiver: str) -> bool:
-    """Whether the receiver has taken all that was recorded. Reads partial indexes that are empty by then: counting
-    would take from the pipeline what it is measured by."""
-    if not outbox_at_rest(connection):
-        return False
-    waiting = sa.select(deliveries.c.position).where(
-        deliveries.c.receiver == receiver, sa.text("deliveries.status = 'pending'")
-    )
-    return connection.execute(waiting.limit(1)).first() is None
+    """Whether the receiver has taken all of the recorded events that it can. Reads partial indexes that are empty by
+    then: counting would take from the pipeline what it is measured by."""
+    return outbox_at_rest(connection) and first_next(connection, receiver) is None
+
+
+def require_clean(database: Database, events: int) -> None:
+    """Raises SaiseiError unless the audit is clean and each receiver has done exactly so many events."""
+    with database.read() as connection:
+        found = audit(connection)
+    if not found.clean:
+        raise SaiseiError(f"the audit is not clean: {found.breaks[0]}")
+    for counts in found.receivers:
+        if counts.states[DONE] != events:
+            raise SaiseiError(f"{counts.receiver} has done {counts.states[DONE]} of {events} events")
 
 
 def wait_for(predicate: Callable[[], bool], every: float) -> None:

@@ -15,7 +15,7 @@ _SHORTEST_POLL, _LONGEST_POLL = 0.003, 0.05
 # A receiver on hold is probed at these waits: seldom enough to leave it alone, often enough to go on within seconds.
 _SHORTEST_PROBE, _LONGEST_PROBE = 0.1, 1.5
 _SMALLEST, _LARGEST = 50, 2000
-_BRIEF, _LONG = 0.008, 0.020  # seconds; a write transaction should last at most about 20 ms
+_BRIEF, _LONG = 0.016, 0.040  # seconds; whoever places an order waits for one write transaction at most
 
 
 class Stage(Protocol):
@@ -93,7 +93,7 @@ async def drain(
 
 
 class BatchSize:
-    """How many events a transaction takes: as many as it can within about 20 ms, between 50 and 2000.
+    """How many events a transaction takes: as many as it can within about 40 ms, between 50 and 2000.
 
     A fixed size is too large where the disk or a receiver is slow (others wait for the write lock) and too small
     where they are fast (each transaction costs an fsync).

@@ -32,6 +32,8 @@ _RPC_TIMEOUT = timedelta(seconds=5)
 # A decision takes milliseconds; one that a worker took with it when it died or was stopped is given to another after
 # this long, and not after the default of 10 s.
 _TASK_TIMEOUT = timedelta(seconds=3)
+# A job's first decision holds both its steps: fifty at once on a slow disk take longer than that.
+_JOB_TASK_TIMEOUT = timedelta(seconds=10)
 
 
 class Runs:
@@ -95,7 +97,9 @@ class Runs:
                     SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
                 ]
             ),
-            task_timeout=_TASK_TIMEOUT,
+            # Its first decision comes with the answer where this process has a worker.
+            request_eager_start=True,
+            task_timeout=_JOB_TASK_TIMEOUT,
             rpc_timeout=_RPC_TIMEOUT,
         )
 

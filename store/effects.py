@@ -63,7 +63,7 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
             sales_applied.c.currency, sales_applied.c.amount
         ),
         {"positions": pack(connection, positions_of(events))},
-    )
+    ).all()
     sums: dict[str, tuple[int, int]] = {}
     for currency, amount in fresh:
         count, total = sums.get(currency, (0, 0))

@@ -106,17 +106,18 @@ def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]
 
 def _recorded(connection: Connection, ids: Sequence[str]) -> list[Any]:
     wanted = value_list(connection, "ids", str)
-    rows = connection.execute(
-        sa.select(
-            outbox.c.position,
-            outbox.c.event_id,
-            outbox.c.aggregate_id,
-            outbox.c.seq,
-            outbox.c.fanned_out_at,
-        ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value),
-        {"ids": pack(connection, ids)},
+    return list(
+        connection.execute(
+            sa.select(
+                outbox.c.position,
+                outbox.c.event_id,
+                outbox.c.aggregate_id,
+                outbox.c.seq,
+                outbox.c.fanned_out_at,
+            ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value),
+            {"ids": pack(connection, ids)},
+        ).all()
     )
-    return list(rows)
 
 
 def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:

@@ -97,7 +97,7 @@ _PENDING = (
 def pending_events(connection: Connection, limit: int) -> list[tuple[int, str]]:
     """(position, event id) of events that wait for the relay, in position order, which is `seq` order within an
     aggregate. At most `limit`."""
-    return [(row[0], row[1]) for row in connection.execute(_PENDING.limit(limit))]
+    return [(row[0], row[1]) for row in connection.execute(_PENDING.limit(limit)).all()]
 
 
 def first_pending(connection: Connection) -> int | None:

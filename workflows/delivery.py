@@ -2,7 +2,7 @@
 
 from temporalio import workflow
 
-from workflows.policies import BY_HAND_RETRY, DATABASE_TIMEOUT, DELIVERY_RETRY
+from workflows.policies import DATABASE_TIMEOUT, DELIVERY_RETRY, ONCE
 
 with workflow.unsafe.imports_passed_through():
     from activities.delivering import DeliveryActivities
@@ -25,7 +25,7 @@ class DeliveryWorkflow:
                 DeliveryActivities.deliver_by_hand,
                 message,
                 start_to_close_timeout=DATABASE_TIMEOUT,
-                retry_policy=BY_HAND_RETRY,
+                retry_policy=ONCE,
                 summary=f"{message.event_id} to {message.receiver}, by hand",
             )
         else:

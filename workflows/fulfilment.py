@@ -1,14 +1,20 @@
-"""`charge`, then `ship`. A second run of the same job skips what is done, and says so."""
+"""`charge`, then `ship`. A second run of the same job skips what is done, and says so.
+
+Where all is well both steps are one local activity, which costs Temporal one decision instead of four. What it leaves
+undone is tried by an activity a step, which shows its attempts and waits between them as long as it must.
+"""
 
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from workflows.policies import (
+    AT_ONCE_TIMEOUT,
     DATABASE_RETRY,
     DATABASE_TIMEOUT,
+    ONCE,
     SHIP_PERIOD,
     SHIP_RETRY,
     STEP_TIMEOUT,
@@ -25,7 +31,11 @@ class FulfilmentWorkflow:
 
     @workflow.run
     async def run(self, message: FulfilmentInput) -> FulfilmentResult:
-        charge = await self._charge(message)
+        result = await self._at_once(message)
+        if result is not None and result.ship == "completed":
+            workflow.set_current_details(f"{message.job_id}: charge {result.charge}, ship completed")
+            return result
+        charge = result.charge if result is not None else await self._charge(message)
         workflow.set_current_details(f"{message.job_id}: charge {charge}, shipping")
         try:
             await self._ship(message)
@@ -41,6 +51,21 @@ class FulfilmentWorkflow:
         await self._end(message, None)
         workflow.set_current_details(f"{message.job_id}: charge {charge}, ship completed")
         return FulfilmentResult(charge, "completed")
+
+    async def _at_once(self, message: FulfilmentInput) -> FulfilmentResult | None:
+        """What one try at both steps came to, or None when not even the charge went well."""
+        try:
+            return await workflow.execute_local_activity_method(
+                FulfilmentActivities.fulfil,
+                StepInput(message.job_id, message.amount, message.ship_fails),
+                start_to_close_timeout=AT_ONCE_TIMEOUT,
+                retry_policy=ONCE,
+                summary=f"charge and ship {message.job_id}",
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            return None
 
     async def _charge(self, message: FulfilmentInput) -> str:
         return await workflow.execute_activity_method(

@@ -23,7 +23,10 @@ DATABASE_RETRY = RetryPolicy(
 # what fails on the way.
 DELIVERY_RETRY = DATABASE_RETRY
 
-BY_HAND_RETRY = RetryPolicy(maximum_attempts=1)
+ONCE = RetryPolicy(maximum_attempts=1)
+
+# A local activity keeps its run's decision open meanwhile; what takes longer is left to activities of its own.
+AT_ONCE_TIMEOUT = timedelta(seconds=10)
 
 # A request to a provider outside may take its time.
 STEP_TIMEOUT = timedelta(minutes=2)

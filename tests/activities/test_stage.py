@@ -118,7 +118,7 @@ def test_the_size_of_a_batch_follows_its_time() -> None:
     for _ in range(50):
         size.observe(size.value, 0.5)
     assert size.value == 50
-    size.observe(50, 0.015)
+    size.observe(50, 0.030)
     assert size.value == 50
 
 

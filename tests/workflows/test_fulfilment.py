@@ -48,7 +48,7 @@ class Scene:
 
     def activities(self) -> list[Callable[..., object]]:
         own = FulfilmentActivities(self.writer, OwnPayments(), self.carrier)
-        return [own.charge, own.ship, own.end_job]
+        return [own.fulfil, own.charge, own.ship, own.end_job]
 
     def begin(self) -> None:
         with self.database.write() as connection:
@@ -137,7 +137,7 @@ async def test_a_single_attempt_at_shipping(scene: Scene, client: Client) -> Non
         assert failure.details == ({"charge": "committed", "ship": "failed"},)
         scheduled = await events_of(handle, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)
         policies = [event.activity_task_scheduled_event_attributes.retry_policy for event in scheduled]
-        assert [policy.maximum_attempts for policy in policies] == [0, 1, 0]
+        assert [policy.maximum_attempts for policy in policies] == [1, 0]
     assert scene.carrier.keys == []
     assert scene.job.state == FAILED
 

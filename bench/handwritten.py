@@ -1,0 +1,129 @@
+"""The floor under the floor: the same rows written by hand with sqlite3 and redis, without SQLAlchemy or Temporal.
+
+The same tables and indexes, the same settings of the database (WAL, synchronous=FULL), the same Valkey, one
+transaction a batch, a list that is trimmed only of what was fanned out. It has none of the rest: no order within an
+aggregate, no failing event, no twin, no junk in the list, no fair lock.
+"""
+
+import sqlite3
+import time
+from typing import Any
+
+import redis
+
+from contracts.names import OUTBOX_LIST
+from receivers.registry import RECEIVERS
+from store.clock import now_ms
+
+_BATCH = 2000
+_TRIM = """
+for i = 1, #ARGV do
+  if redis.call('LINDEX', KEYS[1], 0) == ARGV[i] then redis.call('LPOP', KEYS[1]) end
+end
+"""
+_ORDER = "json_extract(payload, '$.order_id')"
+_MONEY = "json_extract(payload, '$.amount'), json_extract(payload, '$.currency')"
+_EFFECTS = {
+    "billing": f"INSERT INTO billing_entries SELECT position, {_ORDER}, {_MONEY} ",
+    "mail": f"INSERT INTO mail_messages SELECT position, {_ORDER}, 'We received your order ' || {_ORDER} ",
+    "sales": f"INSERT INTO sales_applied SELECT 'initial', position, {_MONEY} ",
+}
+
+
+class HandWritten:
+    """Relay, fan-out and receivers in turn."""
+
+    def __init__(self, path: str, redis_url: str) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-32768"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._redis: Any = redis.Redis.from_url(redis_url)
+        self._trim = self._redis.register_script(_TRIM)
+
+    def drain(self) -> float:
+        """Until nothing moves; the seconds that it took."""
+        started = time.monotonic()
+        while self._relay() + self._fan_out() + sum(self._receive(receiver.name) for receiver in RECEIVERS):
+            pass
+        return time.monotonic() - started
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._connection.close()
+        self._redis.close()
+
+    def _relay(self) -> int:
+        rows = self._connection.execute(
+            "SELECT position, event_id FROM outbox WHERE status = 'PENDING' ORDER BY position LIMIT ?", (_BATCH,)
+        ).fetchall()
+        if rows:
+            self._redis.rpush(OUTBOX_LIST, *(row[1] for row in rows))
+            now = now_ms()
+            with self._transaction():
+                self._connection.executemany(
+                    "UPDATE outbox SET status = 'PUBLISHED', published_at = ?, first_published_at = ? "
+                    "WHERE position = ?",
+                    [(now, now, row[0]) for row in rows],
+                )
+        return len(rows)
+
+    def _fan_out(self) -> int:
+        entries = self._redis.lrange(OUTBOX_LIST, 0, _BATCH - 1)
+        if entries:
+            marks = ",".join("?" * len(entries))
+            with self._transaction():
+                rows = self._connection.execute(
+                    f"SELECT position, aggregate_id, seq FROM outbox WHERE event_id IN ({marks})",
+                    [entry.decode() for entry in entries],
+                ).fetchall()
+                rows.sort()
+                for receiver in RECEIVERS:
+                    self._connection.executemany(
+                        "INSERT INTO deliveries (receiver, position, aggregate_id, seq) VALUES (?, ?, ?, ?)",
+                        [(receiver.name, *row) for row in rows],
+                    )
+                now = now_ms()
+                self._connection.executemany(
+                    "UPDATE outbox SET fanned_out_at = ? WHERE position = ?", [(now, row[0]) for row in rows]
+                )
+            self._trim(keys=[OUTBOX_LIST], args=entries)
+        return len(entries)
+
+    def _receive(self, receiver: str) -> int:
+        with self._transaction():
+            positions = [
+                row[0]
+                for row in self._connection.execute(
+                    "SELECT position FROM deliveries INDEXED BY deliveries_pending "
+                    "WHERE receiver = ? AND status = 'pending' ORDER BY position LIMIT ?",
+                    (receiver, _BATCH),
+                )
+            ]
+            if positions:
+                marks = ",".join(map(str, positions))
+                self._connection.execute(f"{_EFFECTS[receiver]} FROM outbox WHERE position IN ({marks})")
+                if receiver == "sales":
+                    self._connection.execute(
+                        "INSERT INTO sales_totals SELECT generation, currency, count(*), sum(amount) "
+                        f"FROM sales_applied WHERE generation = 'initial' AND position IN ({marks}) GROUP BY 1, 2 "
+                        "ON CONFLICT DO UPDATE SET orders = orders + excluded.orders, amount = amount + excluded.amount"
+                    )
+                self._connection.executemany(
+                    "UPDATE deliveries SET status = 'done' WHERE receiver = ? AND position = ?",
+                    [(receiver, position) for position in positions],
+                )
+        return len(positions)
+
+    def _transaction(self) -> "_Transaction":
+        return _Transaction(self._connection)
+
+
+class _Transaction:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._connection.execute("COMMIT" if kind is None else "ROLLBACK")

@@ -1,0 +1,32 @@
+"""Celery: a task an event over the same Valkey, prefork."""
+
+import os
+
+from celery import Celery
+
+from bench.peers import work
+
+app = Celery("peer", broker=os.environ[work.REDIS])
+app.conf.update(
+    task_ignore_result=True,
+    task_acks_late=True,  # as durable as it gets: a task of a killed worker comes back
+    worker_prefetch_multiplier=64,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task
+def deliver(event_id: str) -> None:
+    """One event at every receiver."""
+    work.deliver(event_id)
+
+
+def send() -> None:
+    """Send a task for each recorded event once a line comes."""
+    events = work.pending()
+    with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
+        connection.ensure_connection(max_retries=3)
+        print("ready", flush=True)
+        input()
+        for event_id in events:
+            deliver.apply_async((event_id,), producer=producer)
