@@ -13,13 +13,18 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from bench import contention, drain
+from bench import contention, drain, rebuild
 from bench.report import Row
 from contracts.errors import SaiseiError
 from embedded.errors import EmbeddedError
 
-BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {"contention": contention.run, "drain": drain.run}
-_MODULES = {"contention": contention, "drain": drain}
+BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
+    "contention": contention.run,
+    "drain": drain.run,
+    "rebuild": rebuild.run,
+}
+_MODULES = {"contention": contention, "drain": drain, "rebuild": rebuild}
+_DEFAULT, _DEFAULTS = 50_000, {"rebuild": 1_000_000}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,18 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--count", type=int, default=50_000, help="orders (50,000 if not said)")
+    parser.add_argument(
+        "--count", type=int, help=f"orders ({_DEFAULT:,} if not said; rebuild: {_DEFAULTS['rebuild']:,})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     args = parser.parse_args(arguments)
-    if args.count < 1:
+    count = _DEFAULTS.get(args.name, _DEFAULT) if args.count is None else args.count
+    if count < 1:
         parser.error("--count must be at least 1")
     try:
-        rows = BENCHMARKS[args.name](args.count)
+        rows = BENCHMARKS[args.name](count)
     except (SaiseiError, EmbeddedError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     if args.json:
-        print(json.dumps({"benchmark": args.name, "count": args.count, "rows": [asdict(row) for row in rows]}))
+        print(json.dumps({"benchmark": args.name, "count": count, "rows": [asdict(row) for row in rows]}))
     else:
         Console(highlight=False).print(_table(args.name, rows))
     return 0

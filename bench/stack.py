@@ -41,12 +41,14 @@ class Scratch:
         self.database = open_database(home / "saisei.db")
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[None]:
-        """A worker process for the block, ready when it begins."""
+    def worker(self, *program: str) -> Iterator[int]:
+        """A worker process for the block, ready when it begins; its process id. `program`: arguments of Python, if not
+        the worker as it is."""
         log = self.home / "worker.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "worker.py")],
+                [sys.executable, *(program or (str(ROOT / "worker.py"),))],
+                cwd=ROOT,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -56,7 +58,7 @@ class Scratch:
             wait_for(lambda: process.poll() is not None or b"worker ready" in log.read_bytes(), 0.05)
             if process.poll() is not None:
                 raise SaiseiError(f"the worker did not start: {log.read_text(errors='replace')[-500:]}")
-            yield
+            yield process.pid
         finally:
             process.terminate()
             try:
