@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sqlalchemy import make_url
 
@@ -115,9 +116,7 @@ def _api(context: Context, args: Namespace) -> list[Child]:
     if not all(importlib.util.find_spec(package) for package in ("fastapi", "uvicorn")):
         context.say("the HTTP API is not started: it needs fastapi and uvicorn; install Saisei with its extra `http`")
         return []
-    asked: int | None = args.api_port
-    if asked is None and os.environ.get("SAISEI_API_PORT"):
-        asked = ApiSettings.from_env().port
+    asked = _asked_api_port(args)
     if not asked:  # 0 is any free one
         return [api_child(embedded.free_or_other(DEFAULT_PORT) if asked is None else embedded.any_free())]
     if not embedded.is_free(asked):
@@ -125,11 +124,17 @@ def _api(context: Context, args: Namespace) -> list[Child]:
     return [api_child(asked)]
 
 
+def _asked_api_port(args: Namespace) -> int | None:
+    asked: int | None = args.api_port
+    if asked is None and os.environ.get("SAISEI_API_PORT"):
+        asked = ApiSettings.from_env().port
+    return asked
+
+
 def _start(context: Context, args: Namespace, services: list[str], children: list[Child]) -> Stack:
     home = context.settings.home
-    # asyncio would only note Ctrl-C; here it is to end the start, and what was started half.
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+
+    def start(children: list[Child]) -> Stack:
         return embedded.start(
             home,
             services=services,
@@ -140,6 +145,20 @@ def _start(context: Context, args: Namespace, services: list[str], children: lis
             ui_port=args.ui_port,
             redis_port=args.redis_port,
         )
+
+    # asyncio would only note Ctrl-C; here it is to end the start, and what was started half.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        try:
+            return start(children)
+        except AlreadyRunning:
+            raise
+        except EmbeddedError:
+            # The servers take seconds, and another `up` may have taken the port that was free before.
+            ports = [urlsplit(child.url).port for child in children if child.url]
+            if _asked_api_port(args) or all(port is None or embedded.is_free(port) for port in ports):
+                raise
+            return start([worker_child(), *_api(context, args)])
     except AlreadyRunning:
         raise
     except EmbeddedError as error:

@@ -1,13 +1,16 @@
 """`up` and `down` on a home of their own, with a Redis that is configured."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import redis
 
 import embedded
-from embedded import Stack
+from embedded import Child, EmbeddedError, Stack
 from tests.commands.cli import Cli, ended
+from tests.commands.conftest import Inside
 from tests.commands.test_orders import ALL_DONE, states_of
 from tests.embedded.processes import processes_of
 from tests.waiting import wait_until
@@ -69,3 +72,25 @@ def test_a_port_that_was_asked_for_is_had_or_refused(tmp_path: Path) -> None:
         cli("up", env={"SAISEI_API_PORT": port}).refused(f"port {port} on 127.0.0.1 is taken")
         cli("up", env={"SAISEI_API_PORT": "x"}).refused("SAISEI_API_PORT: 'x' is not a port")
     assert embedded.find(cli.home) is None
+
+
+def test_the_default_port_is_given_up_to_another_start_that_takes_it_meanwhile(
+    inside: Inside, nothing: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = embedded.any_free()
+    tried = []
+    with socket.socket() as other:
+
+        def start(home: Path, *, children: Sequence[Child], **_: object) -> Stack:
+            tried.append(children[-1].url)
+            if len(tried) == 1:
+                other.bind(("127.0.0.1", port))
+                other.listen()
+            raise EmbeddedError("api did not become ready")
+
+        monkeypatch.setattr("commands.stack.DEFAULT_PORT", port)
+        monkeypatch.setattr("commands.stack.embedded.start", start)
+        assert inside(nothing, "up").exit_code == 1
+    first, second = tried
+    assert first == f"http://127.0.0.1:{port}"
+    assert second not in (None, first)

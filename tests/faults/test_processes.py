@@ -26,6 +26,9 @@ def _stop_between_transactions(rig: Rig, worker: WorkerProcess) -> None:
     try:
         for _ in range(200):
             worker.signal(signal.SIGSTOP)
+            # The signal is only on its way: a thread that is just being given the lock stops after it has it.
+            _, status = os.waitpid(worker.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), worker.output()[-3000:]
             try:
                 with impatient.write():
                     return
