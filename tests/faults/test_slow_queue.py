@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bench.stack import record
+from bench.stack import order_ids, record
 from contracts import names
 from store.clock import now_ms
 from tests.faults.oracle import audited, drained
@@ -17,7 +17,7 @@ _AGES = 600_000  # ms: far beyond the 2 s after which a message is taken for a l
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 def test_no_entry_of_a_slow_queue_is_pushed_twice(tmp_path: Path, count: int) -> None:
     with Rig(tmp_path) as rig, redis.Redis.from_url(rig.valkey.url) as client:
-        record(rig.database, count)
+        record(rig.database, order_ids(count))
         published = now_ms() - _AGES
         waiting = [row[0] for row in rig.query("SELECT event_id FROM outbox ORDER BY position")]
         for first in range(0, count, 10_000):
