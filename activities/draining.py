@@ -47,6 +47,4 @@ class DrainActivities:
         if stage is None:
             # Another worker's version may know it; retried, and visible, until one does.
             raise ApplicationError(f"this worker knows no stage {message.stage}", type="UnknownStage")
-        return await drain(
-            stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=_Pulse().beat
-        )
+        return await drain(stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=_Pulse().beat)

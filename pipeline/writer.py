@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from store.engine import Database
+from store.engine import Changes, Database
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ class Writer:
             return result, time.monotonic() - begun
 
         return await asyncio.get_running_loop().run_in_executor(self._writers, transaction)
+
+    def changes(self) -> Changes:
+        """A watch over what anybody commits to the database; asking it takes no thread."""
+        return self._database.changes()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """The result of `work` in a read-only snapshot."""

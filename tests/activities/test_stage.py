@@ -142,6 +142,32 @@ async def test_receivers_are_told_only_of_what_somebody_takes(scene: Stages) -> 
         assert scene.hub.is_notified("next") is told
 
 
+async def test_a_step_that_failed_is_not_taken_for_a_look_that_found_nothing(
+    scene: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step works again, though nobody has written since."""
+
+    class Down(Exception):
+        """Our own database or Redis does not answer."""
+
+    def fail(*_: object) -> None:
+        raise Down
+
+    billing = scene.receivers["billing"]
+    assert await scene.relay.step() == await billing.step() == 0
+    place(scene.database, 1)
+    for step, broken in (
+        (scene.relay.step, "pipeline.relay.pending_events"),
+        (billing.step, "pipeline.receiving.next_batch"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, fail)
+            with pytest.raises(Down):
+                await step()
+        assert await step() == 1
+        await scene.fan_out.step()
+
+
 async def test_intake_is_silent_while_the_lease_is_held_and_speaks_after(scene: Stages) -> None:
     def place_one(number: int) -> bool:
         with scene.database.write() as connection:
