@@ -205,7 +205,8 @@ class Changes:
             version = self._connection.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.Error:
             return True  # whoever reads now gets to know why
-        changed, self._version = version != self._version, version
+        changed = bool(version != self._version)
+        self._version = version
         return changed
 
     def close(self) -> None:
