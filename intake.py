@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from contracts.orders import Order
 from store.clock import now_ms
+from store.dialect import is_infrastructure_error
 from store.engine import Database
 from store.orders import PlacedOrder, place_order
 
@@ -34,6 +35,23 @@ class Intake:
         """
         with self._database.write() as connection:
             return place_order(connection, order, now_ms())
+
+    def place_all(self, orders: Sequence[Order]) -> list[PlacedOrder | Exception]:
+        """Several in one transaction, which costs one wait for the disk; each has its own answer, or what `place`
+        would raise for it. Durable when it returns. Raises StoreBusy, and what else concerns them all.
+        """
+        answers: dict[int, PlacedOrder | Exception] = {}
+        with self._database.write() as connection:
+            # In the order of their ids, so that two transactions cannot wait for each other's orders.
+            for number in sorted(range(len(orders)), key=lambda number: orders[number].id):
+                try:
+                    with connection.begin_nested():
+                        answers[number] = place_order(connection, orders[number], now_ms())
+                except Exception as error:
+                    if is_infrastructure_error(error):
+                        raise
+                    answers[number] = error
+        return [answers[number] for number in range(len(orders))]
 
     async def wake_if_cold(self, placed: PlacedOrder) -> bool:
         """Wake the pipeline unless it drains already or was woken a moment ago. A wake that fails or hangs never fails

@@ -8,9 +8,14 @@ import asyncio
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
+
+if __name__ == "__main__":
+    # What follows takes a second to import; Ctrl-C meanwhile ends us as it ends any program, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from commands import (
     api,
@@ -111,6 +116,7 @@ def _is_text(word: str) -> bool:
 
 def program() -> NoReturn:
     """The process around `main`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets it escaped.
         if isinstance(stream, io.TextIOWrapper):

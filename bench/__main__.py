@@ -20,7 +20,7 @@ from bench.report import Row
 from contracts.errors import SaiseiError
 from embedded.errors import EmbeddedError
 
-BENCHMARKS = ("drain", "latency", "jobs", "intake", "growth", "rest", "cost", "poison", "contention")
+BENCHMARKS = ("drain", "latency", "jobs", "intake", "growth", "rest", "cost", "poison", "contention", "rebuild")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

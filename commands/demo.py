@@ -210,4 +210,5 @@ def _show(verdicts: list[Verdict], servers: _Servers) -> None:
     if servers.stay:
         print("the servers stay up; `make down` stops them")
     else:
-        print("what was started is stopped; `starter.py demo --keep` leaves it up, with links into the Web UI")
+        print("what was started is stopped; the new orders of `live` stay in this home")
+        print("`starter.py demo --keep` leaves the servers up, with links into the Web UI")

@@ -1,5 +1,8 @@
 """Where the API's database work runs, so that its event loop never blocks: orders one after the other, reads beside.
 
+Orders that come while a transaction commits go into the next one together: under load they share its wait for the disk,
+and one that comes alone waits for nobody.
+
 An order waits a bounded time for its turn and then is told that the database is busy: a queue that only grows would
 keep every caller waiting for an answer that comes too late.
 """
@@ -7,8 +10,9 @@ keep every caller waiting for an answer that comes too late.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -29,6 +33,18 @@ _ANSWER_WITHIN = 10.0  # seconds that a transaction gets beyond its wait for the
 _PREPARE_AGAIN = 1.0
 
 
+_MOST_TOGETHER = 32  # orders of one transaction; it should last some 20 ms at most
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """An order on its way into the database. `taken` is done when its transaction begins."""
+
+    order: Order
+    taken: "asyncio.Future[None]"
+    answer: "asyncio.Future[PlacedOrder]"
+
+
 class NotSetUp(StoreBusy):
     """The database has not answered since the API started, so its tables may be missing."""
 
@@ -45,15 +61,36 @@ class OrdersDesk:
         self._set_up = set_up
         self._writers = ThreadPoolExecutor(database.writers, "saisei-intake")
         self._readers = ThreadPoolExecutor(_READERS, "saisei-read")
+        self._queue: list[_Waiting] = []
+        self._committing: set[asyncio.Task[None]] = set()
         # As many as there are threads, so that whoever has a turn starts at once and the wait can be bounded.
-        self._turns = asyncio.Semaphore(database.writers)
         self._reads = asyncio.Semaphore(_READERS)
         self._prepared = False
         self._preparing: asyncio.Task[None] | None = None
 
     async def place(self, order: Order) -> PlacedOrder:
         """The durable order. Raises Conflict, IntakePaused, StoreBusy, OutcomeUnknown."""
-        return await self._run(self._writers, self._turns, lambda: self._intake.place(order))
+        self._require_prepared()
+        loop = asyncio.get_running_loop()
+        mine = _Waiting(order, loop.create_future(), loop.create_future())
+        self._queue.append(mine)
+        if len(self._committing) < self._database.writers:
+            task = loop.create_task(self._commit())
+            self._committing.add(task)
+            task.add_done_callback(self._committing.discard)
+        try:
+            async with asyncio.timeout(self._busy):
+                await mine.taken
+        except TimeoutError:
+            raise StoreBusy(f"no turn at the database within {self._busy:g} s") from None
+        finally:
+            if mine in self._queue:
+                self._queue.remove(mine)
+        try:
+            async with asyncio.timeout(self._busy + _ANSWER_WITHIN):
+                return await mine.answer
+        except TimeoutError:
+            raise OutcomeUnknown from None
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """The result of `work` in one read-only snapshot. Raises StoreBusy, OutcomeUnknown."""
@@ -62,7 +99,26 @@ class OrdersDesk:
             with self._database.read() as connection:
                 return work(connection)
 
-        return await self._run(self._readers, self._reads, snapshot)
+        self._require_prepared()
+        try:
+            async with asyncio.timeout(self._busy):
+                await self._reads.acquire()
+        except TimeoutError:
+            raise StoreBusy(f"no turn at the database within {self._busy:g} s") from None
+        future = asyncio.get_running_loop().run_in_executor(self._readers, snapshot)
+
+        def ended(done: "asyncio.Future[T]") -> None:
+            # Here and not where the caller waits: it may have given up, and its thread is still taken.
+            self._reads.release()
+            if not done.cancelled():
+                done.exception()
+
+        future.add_done_callback(ended)
+        try:
+            async with asyncio.timeout(self._busy + _ANSWER_WITHIN):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise OutcomeUnknown from None
 
     async def __aenter__(self) -> "OrdersDesk":
         self._preparing = asyncio.create_task(self._keep_preparing())
@@ -79,28 +135,31 @@ class OrdersDesk:
         for threads in (self._writers, self._readers):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, threads: ThreadPoolExecutor, turns: asyncio.Semaphore, work: Callable[[], T]) -> T:
+    def _require_prepared(self) -> None:
         if not self._prepared:
             raise NotSetUp("the database has not answered since the start")
-        try:
-            async with asyncio.timeout(self._busy):
-                await turns.acquire()
-        except TimeoutError:
-            raise StoreBusy(f"no turn at the database within {self._busy:g} s") from None
-        future = asyncio.get_running_loop().run_in_executor(threads, work)
 
-        def ended(done: "asyncio.Future[T]") -> None:
-            # Here and not where the caller waits: it may have given up, and its thread is still taken.
-            turns.release()
-            if not done.cancelled():
-                done.exception()
-
-        future.add_done_callback(ended)
-        try:
-            async with asyncio.timeout(self._busy + _ANSWER_WITHIN):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            raise OutcomeUnknown from None
+    async def _commit(self) -> None:
+        """Place all that wait, a group after the other, until nobody waits."""
+        while self._queue:
+            group, self._queue = self._queue[:_MOST_TOGETHER], self._queue[_MOST_TOGETHER:]
+            group = [each for each in group if not each.taken.done()]  # the others gave up this very moment
+            for each in group:
+                each.taken.set_result(None)
+            answers: Sequence[PlacedOrder | BaseException]
+            try:
+                answers = await asyncio.get_running_loop().run_in_executor(
+                    self._writers, self._intake.place_all, [each.order for each in group]
+                )
+            except Exception as error:
+                answers = [error] * len(group)
+            for each, answer in zip(group, answers, strict=True):
+                if each.answer.done():
+                    continue  # its caller has given up
+                if isinstance(answer, BaseException):
+                    each.answer.set_exception(answer)
+                else:
+                    each.answer.set_result(answer)
 
     async def _keep_preparing(self) -> None:
         while not self._prepared:

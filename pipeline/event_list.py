@@ -64,7 +64,7 @@ class EventList:
             where = self._client.connection_pool.connection_kwargs
             raise Unreachable(
                 f"Redis at {where.get('host', where.get('path'))}:{where.get('port', '')} does not answer ({error}); "
-                "start it with `make up` or correct REDIS_URL"
+                "start it, or correct or unset REDIS_URL (`make up` starts one then)"
             ) from None
 
     def push(self, event_ids: Sequence[str]) -> None:

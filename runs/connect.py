@@ -59,7 +59,8 @@ async def connect(address: str | None = None, role: str = "starter") -> Client:
         raise InvalidInput({"TEMPORAL_ADDRESS": f"{target} is not host:port ({error})"}) from error
     except (RuntimeError, OSError, TimeoutError, RPCError) as error:
         raise Unreachable(
-            f"Temporal at {target} does not answer; start it with `make up`, or correct TEMPORAL_ADDRESS"
+            f"Temporal at {target} does not answer; "
+            "start it, or correct or unset TEMPORAL_ADDRESS (`make up` starts one then)"
         ) from error
 
 

@@ -6,6 +6,7 @@ Non-terminal states and who reads them: `pending` the receiver's drain (`next_ba
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -13,7 +14,7 @@ from sqlalchemy import Connection
 from contracts.errors import NotFound
 from contracts.events import Event
 from store.batch import EventBatch
-from store.dialect import MAX_ERROR, by_index, for_update, pack, storable, value_list
+from store.dialect import MAX_ERROR, built_once, by_index, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
@@ -123,21 +124,27 @@ def first_next(connection: Connection, receiver: str) -> int | None:
     return batch.positions[0] if batch else None
 
 
+@built_once
+def _mark_done(connection: Connection) -> Any:
+    chosen = value_list(connection, "positions", int)
+    return (
+        sa.update(deliveries)
+        .where(
+            deliveries.c.receiver == sa.bindparam("of"),
+            deliveries.c.position.in_(sa.select(chosen.c.value)),
+            deliveries.c.status.in_([PENDING, RETRYING]),
+        )
+        .values(status=DONE, next_attempt_at=None, has_run=0)
+    )
+
+
 def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -> None:
     """The receiver took these; called in the transaction of their effects.
 
     Raises RuntimeError when one was done already: its effect would be there twice, so the transaction must not commit.
     """
-    chosen = value_list(connection, "positions", int)
     count = connection.execute(
-        sa.update(deliveries)
-        .where(
-            deliveries.c.receiver == receiver,
-            deliveries.c.position.in_(sa.select(chosen.c.value)),
-            deliveries.c.status.in_([PENDING, RETRYING]),
-        )
-        .values(status=DONE, next_attempt_at=None, has_run=0),
-        {"positions": pack(connection, positions)},
+        _mark_done(connection), {"of": receiver, "positions": pack(connection, positions)}
     ).rowcount
     if count != len(positions):
         raise RuntimeError(f"{len(positions) - count} deliveries of {receiver} were taken by a twin")

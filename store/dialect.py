@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +15,20 @@ from contracts.errors import StoreBusy, TransactionLost
 MAX_ERROR = 4000  # characters kept of an error's text
 _INTAKE_LOCK = 0x5A15E1  # advisory lock: shared by intake, exclusive for a pause
 _AGGREGATE_LOCKS = 0x5A15E2  # advisory lock space: one key an aggregate
+
+
+def built_once(build: Callable[[Connection], Any]) -> Callable[[Connection], Any]:
+    """Keeps the statement that `build` makes, one for each of the two databases: making it takes longer than running
+    it. What changes from call to call must be a bound parameter."""
+    kept: dict[str, Any] = {}
+
+    def statement(connection: Connection) -> Any:
+        name = connection.dialect.name
+        if name not in kept:
+            kept[name] = build(connection)
+        return kept[name]
+
+    return statement
 
 
 def insert(connection: Connection, table: Table) -> Any:

@@ -93,7 +93,7 @@ class Database:
         except DBAPIError as error:
             raise Unreachable(
                 f"the database {self.url.render_as_string()} does not answer ({_first_line(error)}); "
-                "start it or correct DATABASE_URL"
+                + ("move the file away or restore it" if self.is_sqlite else "start it or correct DATABASE_URL")
             ) from error
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Database:
             self._lock = FairLock(str(path), busy_timeout)
         except OSError as error:
             raise Unreachable(
-                f"{path.parent} cannot be written ({error.strerror}); choose another folder with SAISEI_HOME"
+                f"{path.parent} cannot be written ({_plain(error)}); choose another folder with SAISEI_HOME"
             ) from error
         engine = sa.create_engine(
             url,
@@ -186,6 +186,10 @@ def _require_open(connection: Connection) -> None:
     driver = connection.connection.driver_connection
     if driver is None or not driver.in_transaction:
         raise TransactionLost
+
+
+def _plain(error: OSError) -> str:
+    return "a file of that name is in the way" if isinstance(error, FileExistsError) else str(error.strerror)
 
 
 def _first_line(error: DBAPIError) -> str:

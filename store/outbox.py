@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from contracts.errors import Conflict, NotFound
 from contracts.events import Event, payload_text
 from contracts.identifiers import order_placed_id
-from store.dialect import insert, lock_aggregates, pack, value_list
+from store.dialect import built_once, insert, lock_aggregates, pack, value_list
 from store.schema import PENDING, PUBLISHED, outbox
 
 _EVENT = (
@@ -36,6 +36,18 @@ class OutboxRow:
     fanned_out_at: int | None
 
 
+_NEXT_SEQ = sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(
+    outbox.c.aggregate_id == sa.bindparam("aggregate_id")
+)
+_RECORDED = sa.select(*_EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
+
+
+@built_once
+def _append(connection: Connection) -> Any:
+    # The same id may be on its way in another aggregate, whose lock is not ours.
+    return insert(connection, outbox).on_conflict_do_nothing(index_elements=["event_id"]).returning(outbox.c.position)
+
+
 def append_event(
     connection: Connection,
     *,
@@ -54,21 +66,16 @@ def append_event(
     event = _recorded(connection, event_id, aggregate_id, event_type, body)
     if event is not None:
         return event, False
-    seq = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(outbox.c.aggregate_id == aggregate_id)
-    ).scalar_one()
+    seq = connection.execute(_NEXT_SEQ, {"aggregate_id": aggregate_id}).scalar_one()
     position = connection.execute(
-        insert(connection, outbox)
-        .values(
-            event_id=event_id,
-            aggregate_id=aggregate_id,
-            seq=seq,
-            event_type=event_type,
-            payload=body,
-        )
-        # The same id may be on its way in another aggregate, whose lock is not ours.
-        .on_conflict_do_nothing(index_elements=["event_id"])
-        .returning(outbox.c.position)
+        _append(connection),
+        {
+            "event_id": event_id,
+            "aggregate_id": aggregate_id,
+            "seq": seq,
+            "event_type": event_type,
+            "payload": body,
+        },
     ).scalar_one_or_none()
     if position is None:
         event = _recorded(connection, event_id, aggregate_id, event_type, body)
@@ -78,7 +85,7 @@ def append_event(
 
 
 def _recorded(connection: Connection, event_id: str, aggregate_id: str, event_type: str, body: str) -> Event | None:
-    row = connection.execute(sa.select(*_EVENT).where(outbox.c.event_id == event_id)).one_or_none()
+    row = connection.execute(_RECORDED, {"event_id": event_id}).one_or_none()
     if row is None:
         return None
     event = Event(*row)
@@ -106,19 +113,24 @@ def first_pending(connection: Connection) -> int | None:
     return pending[0][0] if pending else None
 
 
-def mark_published(connection: Connection, positions: Sequence[int], now: int) -> None:
-    """These were pushed at `now` (UTC ms). Marks exactly what was pushed: what was inserted meanwhile stays."""
+@built_once
+def _mark_published(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
-    connection.execute(
+    now = sa.bindparam("now", type_=sa.BigInteger)
+    return (
         sa.update(outbox)
         .where(outbox.c.position.in_(sa.select(chosen.c.value)))
         .values(
             status=PUBLISHED,
             published_at=now,
             first_published_at=sa.func.coalesce(outbox.c.first_published_at, now),
-        ),
-        {"positions": pack(connection, positions)},
+        )
     )
+
+
+def mark_published(connection: Connection, positions: Sequence[int], now: int) -> None:
+    """These were pushed at `now` (UTC ms). Marks exactly what was pushed: what was inserted meanwhile stays."""
+    connection.execute(_mark_published(connection), {"positions": pack(connection, positions), "now": now})
 
 
 def lost_events(connection: Connection, *, before: int, head: str | None, limit: int) -> list[int]:

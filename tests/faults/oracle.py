@@ -12,8 +12,11 @@ from contracts.identifiers import order_aggregate, order_placed_id
 from contracts.orders import Order
 from intake import Intake
 from runs.starts import Runs
+from store.audit import audit
+from store.clock import now_ms
+from store.orders import place_order
 from store.outbox import append_event
-from tests.faults.receivers import CHANGED, JOURNALS, table_of
+from tests.faults.receivers import CHANGED, JOURNALS, POISON, table_of
 from tests.faults.rig import Rig, seconds_until
 
 RATE = 100  # orders a second
@@ -110,6 +113,39 @@ def drained(rig: Rig, timeout: float) -> float:
         raise AssertionError(f"{error}\noutbox {box}\ndeliveries {states}\n{rig.logs()}") from None
 
 
+def audited(rig: Rig, *, by_command: bool = False) -> None:
+    """The audit finds nothing; `by_command`: the command says so too, with its exit code."""
+    with rig.database.read() as connection:
+        found = audit(connection)
+    assert found.clean, found.breaks
+    if by_command:
+        document = rig.run("audit", timeout=120)
+        assert (document["clean"], document["breaks"]) == (True, [])
+
+
+def record(rig: Rig, prefix: str, count: int, *, poison: int = 0) -> int:
+    """`count` orders at once, as intake writes them, with a later event for each tenth; every `poison`th is poisoned
+    and has a later event too. How many events."""
+    events = 0
+    for first in range(0, count, 200):
+        with rig.database.write() as connection:
+            for number in range(first, min(first + 200, count)):
+                poisoned = bool(poison) and number % poison == poison - 1
+                order = Order(f"{prefix}-{number}{POISON if poisoned else ''}", "sku", 1, 100 + number, "JPY")
+                place_order(connection, order, now_ms())
+                events += 1
+                if poisoned or number % 10 == 0:
+                    append_event(
+                        connection,
+                        event_id=f"{order.id}:changed-2",
+                        aggregate_id=order_aggregate(order.id),
+                        event_type=CHANGED,
+                        payload={"step": 2},
+                    )
+                    events += 1
+    return events
+
+
 def check(rig: Rig, placements: list[Placement]) -> None:
     """Every acknowledged order has one effect at each receiver, in order, and nobody is blamed."""
     events = {a: ids for placed in placements for a, ids in placed.events.items()}
@@ -141,3 +177,4 @@ def check(rig: Rig, placements: list[Placement]) -> None:
     )
     assert not blamed, f"blamed or unfinished: {blamed[:5]} of {len(blamed)}"
     assert not rig.query("SELECT * FROM invalid_entries")
+    audited(rig)

@@ -9,6 +9,7 @@ from contracts.events import ORDER_PLACED, Event
 from receivers.base import Receiver
 
 CHANGED = "drill-changed"  # the later events of an order
+POISON = "-poison"  # how the id of a poisoned order ends
 HARD = "drill-hard"  # what `Stubborn` refuses while it is told to
 
 
@@ -38,8 +39,19 @@ class Stubborn(Journal):
         super().deliver(connection, event)
 
 
+class Picky(Journal):
+    """Fails for the events of poisoned orders as long as the table `drill_switch` has a row."""
+
+    def deliver(self, connection: Connection, event: Event) -> None:
+        poisoned = event.aggregate_id.endswith(POISON) and event.event_type == ORDER_PLACED
+        if poisoned and connection.execute(text("SELECT 1 FROM drill_switch")).first() is not None:
+            raise ValueError("poison: cannot take it")
+        super().deliver(connection, event)
+
+
 JOURNALS = ("drill-one", "drill-two")
 STUBBORN = "drill-stubborn"
+PICKY = "drill-picky"  # only in a worker that is told so
 DRILL_RECEIVERS = (*(Journal(name) for name in JOURNALS), Stubborn(STUBBORN))
 
 
@@ -50,7 +62,7 @@ def table_of(receiver: str) -> str:
 
 def make_tables(connection: Connection) -> None:
     """The drill's own tables."""
-    for name in (*JOURNALS, STUBBORN):
+    for name in (*JOURNALS, STUBBORN, PICKY):
         connection.execute(
             text(
                 f"CREATE TABLE IF NOT EXISTS {table_of(name)} (n INTEGER PRIMARY KEY AUTOINCREMENT, "

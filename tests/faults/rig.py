@@ -4,6 +4,7 @@ The servers run without a guard: nobody but the drill restarts anything. What ou
 ended by the kernel on Linux (the servers) and by `close`, which also proves that nothing is left.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -169,6 +170,29 @@ class Rig:
         shutil.rmtree(self.home / "temporal")
         self.temporal.start()
         self.temporal.wait_ready()
+
+    def command(self, *arguments: str) -> "subprocess.Popen[str]":
+        """A command of `starter.py` on this home, which goes on while the drill does something else."""
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "starter.py"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment | {"TEMPORAL_CONFIG_FILE": os.devnull},
+            cwd=ROOT,
+        )
+
+    def run(self, *arguments: str, timeout: float = 60.0, code: int = 0) -> Any:
+        """The JSON document of a command that ends with `code`."""
+        process = self.command(*arguments, "--json")
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode == code, f"{arguments} ended with {process.returncode}:\n{stdout}\n{stderr}"
+        return json.loads(stdout) if stdout else stderr
 
     def query(self, statement: str, **values: Any) -> list[Any]:
         """Rows of one snapshot."""

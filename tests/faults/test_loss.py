@@ -13,7 +13,7 @@ from runs.starts import Runs
 from store.clock import now_ms
 from store.jobs import begin_job
 from store.outbox import append_event
-from tests.faults.oracle import Placer, check, drained, effects
+from tests.faults.oracle import Placer, audited, check, drained, effects
 from tests.faults.receivers import HARD, JOURNALS, STUBBORN, table_of
 from tests.faults.rig import Rig, seconds_until
 from tests.waiting import wait_until
@@ -47,6 +47,7 @@ def test_what_redis_forgets_is_sent_again(tmp_path: Path) -> None:
         took = drained(rig, 30)
         print(f"{len(rows)} events that Redis lost were there {took:.1f} s after the start")
         check(rig, [placed, later.placed])
+        audited(rig, by_command=True)
 
 
 def test_an_empty_temporal_is_filled_again(tmp_path: Path) -> None:
@@ -102,10 +103,13 @@ def test_an_empty_temporal_is_filled_again(tmp_path: Path) -> None:
         assert rig.number("SELECT count(*) FROM shipments") == 1
         # It failed before the drill began; what follows asks whether the others are blamed.
         with rig.database.write() as connection:
-            connection.exec_driver_sql("DELETE FROM deliveries WHERE receiver = ?", (STUBBORN,))
+            connection.exec_driver_sql(
+                "UPDATE deliveries SET attempts = 0, last_error = NULL WHERE receiver = ?", (STUBBORN,)
+            )
         # The pipeline goes on as before: not through the look alone.
         after = Placer(rig, "after", 50)
         after.start()
         after.finish(30)
         drained(rig, 15)
         check(rig, [placed, after.placed])
+        audited(rig, by_command=True)

@@ -25,11 +25,11 @@ from tests.waiting import wait_until
 # Commits, and dies before anything is answered.
 DYING = (
     "import os, signal, sys, intake\n"
-    "place = intake.Intake.place\n"
-    "def dying(self, order):\n"
-    "    place(self, order)\n"
+    "place_all = intake.Intake.place_all\n"
+    "def dying(self, orders):\n"
+    "    place_all(self, orders)\n"
     "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    "intake.Intake.place = dying\n"
+    "intake.Intake.place_all = dying\n"
     "import api; sys.exit(api.main())\n"
 )
 

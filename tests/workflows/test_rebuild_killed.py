@@ -22,6 +22,7 @@ from pipeline.event_list import EventList, connect
 from pipeline.hub import Hub
 from pipeline.look import Look
 from runs.starts import Runs
+from store.audit import audit
 from store.engine import Database
 from tests.servers import fresh_namespace
 from tests.store.rebuilding import everything, generation, history, intake, rebuild, state
@@ -71,6 +72,8 @@ async def test_a_rebuild_whose_worker_is_killed_at_any_step_is_carried_on_by_the
         assert state(database, "initial") == "RETIRED"
         assert everything(database) == untouched, kill
         assert scalar(database, "SELECT count(*) FROM rebuild_expected") == 0, kill
+        with database.read() as connection:
+            assert audit(connection).breaks == [], kill
 
 
 def _kill(victims: list[list[str]]) -> list[int]:
