@@ -19,12 +19,11 @@ from temporalio.client import Client
 
 from bench.__main__ import show
 from bench.drain import drain_once
-from bench.jobs import AT_ONCE, job, timed, worker_in_process
+from bench.jobs import AT_ONCE, job, require_jobs, timed, worker_in_process
 from bench.peers import work
 from bench.report import Row, median, row
 from bench.stack import ROOT, Scratch, order_ids, record, require_clean, scratch, wait_for
 from contracts.errors import SaiseiError
-from store.audit import audit
 from store.engine import Database
 
 _ORDERS, _PEER_ORDERS = 50_000, 1000
@@ -91,7 +90,7 @@ def _dbos_jobs(stack: Scratch, python: str, count: int, at_once: int) -> float:
             _go(process)
             assert process.stdout is not None
             seconds = float(process.stdout.readline())
-        _require_jobs(database, count)
+        require_jobs(database, count)
     return count / seconds
 
 
@@ -100,15 +99,8 @@ async def _our_jobs(stack: Scratch, count: int, at_once: int) -> float:
     with stack.another_database() as database:
         async with worker_in_process(stack, client, database) as worker:
             rate = await timed(job(worker), count, at_once)
-        _require_jobs(database, count)
+        require_jobs(database, count)
     return rate
-
-
-def _require_jobs(database: Database, count: int) -> None:
-    with database.read() as connection:
-        found = audit(connection)
-    if not found.clean or not found.jobs == found.charges == found.shipments == count:
-        raise SaiseiError(f"{found.jobs} jobs, {found.charges} charges, {found.shipments} shipments, {found.breaks}")
 
 
 def _done(database: Database) -> int:
