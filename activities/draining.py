@@ -10,16 +10,17 @@ from contracts.messages import DrainInput, DrainReport
 from pipeline.hub import Hub
 from pipeline.stage import Limits, Stage, drain
 
-# Seconds between two heartbeats at least. A drain that waits turns every few milliseconds, and a heartbeat at each turn
-# took the worker longer than the looks for work.
+# Seconds between two heartbeats, and before the first: Temporal counts from the start. A drain that waits turns every
+# few milliseconds, and a heartbeat at each turn took the worker longer than the looks for work; one at the start of
+# each drain is five requests more to the server before the first order after a rest goes through.
 _BEAT_EVERY = 1.0
 
 
 class _Pulse:
-    """Heartbeats with what was moved so far. The first at once: it tells that a worker has the drain."""
+    """Heartbeats with what was moved so far."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due = time.monotonic() + _BEAT_EVERY
 
     def beat(self, events: int, batches: int) -> None:
         """A drain's turn."""
