@@ -4,12 +4,13 @@ Workflows are named by their type's name here: this side may live in a process t
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import (
+    SearchAttributeKey,
     SearchAttributePair,
     TypedSearchAttributes,
     WorkflowIDConflictPolicy,
@@ -27,6 +28,8 @@ from contracts.messages import (
     StageInput,
     Timings,
 )
+
+Attributes = Mapping[SearchAttributeKey[str], str]
 
 _RPC_TIMEOUT = timedelta(seconds=5)
 # A decision takes milliseconds; one that a worker took with it when it died or was stopped is given to another after
@@ -63,102 +66,82 @@ class Runs:
         """The run that delivers one event to one receiver. A run by hand has an id of its own kind, so that it never
         takes the place of the retrying one."""
         workflow_id = names.delivery_id(message.receiver, message.event_id)
-        return await self.client.start_workflow(
+        return await self._start(
             "DeliveryWorkflow",
             message,
             id=f"{workflow_id}/manual" if message.manual else workflow_id,
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"{message.event_id} to {message.receiver}",
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search.RECEIVER, message.receiver),
-                    SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
-                ]
-            ),
-            task_timeout=_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
+            attributes={search.RECEIVER: message.receiver, search.AGGREGATE_ID: message.aggregate_id},
         )
 
     async def start_job(self, message: FulfilmentInput) -> WorkflowHandle[Any, Any]:
         """The run of a job whose row is written; attaches to the one that is open."""
-        return await self.client.start_workflow(
+        return await self._start(
             "FulfilmentWorkflow",
             message,
             id=names.job_workflow_id(message.job_id),
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"charge and ship {message.job_id}",
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search.JOB, message.job_id),
-                    SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
-                ]
-            ),
+            attributes={search.JOB: message.job_id, search.AGGREGATE_ID: job_aggregate(message.job_id)},
             # Its first decision comes with the answer where this process has a worker.
             request_eager_start=True,
             task_timeout=_JOB_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
         )
 
     async def start_redrive(self, request_id: str, receiver: str | None) -> WorkflowHandle[Any, Any]:
         """The run of a redrive whose set is frozen; attaches to the one that is open."""
-        attributes = [SearchAttributePair(search.RECEIVER, receiver)] if receiver else []
-        return await self.client.start_workflow(
+        return await self._start(
             "RedriveWorkflow",
             RedriveInput(request_id, receiver, self._timings),
             id=names.redrive_id(request_id),
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
-            search_attributes=TypedSearchAttributes(attributes),
-            rpc_timeout=_RPC_TIMEOUT,
-            task_timeout=_TASK_TIMEOUT,
+            attributes={search.RECEIVER: receiver} if receiver else {},
         )
 
     async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:
         """The rebuild's run. Raises WorkflowAlreadyStartedError while one runs."""
-        return await self.client.start_workflow(
+        return await self._start(
             "RebuildWorkflow",
             message,
             id=names.REBUILD_ID,
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=f"{message.kind} of the sales totals",
-            search_attributes=TypedSearchAttributes([SearchAttributePair(search.RECEIVER, "sales")]),
-            task_timeout=_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
+            attributes={search.RECEIVER: "sales"},
         )
 
     async def _start_stage(self, stage: str, *, wake: bool) -> None:
         workflow, argument, summary, attributes = self._stage(stage)
-        await self.client.start_workflow(
+        await self._start(
             workflow,
             argument,
             id=stage,
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             start_signal=names.WAKE_SIGNAL if wake else None,
             static_summary=summary,
-            search_attributes=attributes,
-            task_timeout=_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
+            attributes=attributes,
         )
 
-    def _stage(self, stage: str) -> tuple[str, Any, str, TypedSearchAttributes]:
+    async def _start(
+        self, workflow: str, argument: Any, *, attributes: Attributes, **options: Any
+    ) -> WorkflowHandle[Any, Any]:
+        """A run under its fixed id: the one that is open if not said otherwise, and a new one after one that ended."""
+        return await self.client.start_workflow(
+            workflow,
+            argument,
+            task_queue=names.TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            search_attributes=TypedSearchAttributes([SearchAttributePair(*each) for each in attributes.items()]),
+            rpc_timeout=_RPC_TIMEOUT,
+            **{"id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING, "task_timeout": _TASK_TIMEOUT, **options},
+        )
+
+    def _stage(self, stage: str) -> tuple[str, Any, str, Attributes]:
         if stage == names.RELAY_ID:
-            return "RelayWorkflow", StageInput(self._timings), "outbox to Redis", TypedSearchAttributes.empty
+            return "RelayWorkflow", StageInput(self._timings), "outbox to Redis", {}
         if stage == names.FAN_OUT_ID:
-            return "FanOutWorkflow", StageInput(self._timings), "Redis to deliveries", TypedSearchAttributes.empty
+            return "FanOutWorkflow", StageInput(self._timings), "Redis to deliveries", {}
         receiver = stage.removeprefix("receiver/")
         return (
             "ReceiverWorkflow",
             ReceiverInput(receiver, self._timings),
             f"deliveries to {receiver}",
-            TypedSearchAttributes([SearchAttributePair(search.RECEIVER, receiver)]),
+            {search.RECEIVER: receiver},
         )
