@@ -29,6 +29,7 @@ from store.jobs import JOB_LOOK_MS, begin_job
 from worker import SaiseiWorker, sandbox
 
 COUNT = 300
+FEWER = 100
 AT_ONCE = 50
 _RUNS = 3
 _FEWER = 5  # so many times less work one at a time

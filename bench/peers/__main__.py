@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from temporalio.client import Client
 
@@ -62,17 +63,32 @@ def run(python: str, share: float) -> list[Row]:
 
 
 _PEERS = ("Celery", "huey", "DBOS")
-_CELERY = ("-m", "celery", "-A", "bench.peers.on_celery", "worker", "-c", "2", "--without-gossip", "--without-mingle")
-_HUEY = ("-m", "huey.bin.huey_consumer", "bench.peers.on_huey.huey", "-w", "2", "-k", "process", "-d", "0.01")
 
 
-def _events(stack: Scratch, python: str, count: int, program: str, consumer: Sequence[str] | None) -> float:
+@dataclass(frozen=True)
+class _Consumer:
+    """A program that works tasks off. It says `ready` so many times before all of its processes wait for work."""
+
+    arguments: tuple[str, ...]
+    says_ready: int
+
+
+_CELERY = _Consumer(
+    ("-m", "celery", "-A", "bench.peers.on_celery", "worker", "-c", "2", "--without-gossip", "--without-mingle"), 1
+)
+_HUEY = _Consumer(
+    ("-m", "huey.bin.huey_consumer", "bench.peers.on_huey.huey", "-w", "2", "-k", "process", "-d", "0.01"), 2
+)
+
+
+def _events(stack: Scratch, python: str, count: int, program: str, consumer: _Consumer | None) -> float:
     """Events a second, from the word that starts them until all have their effects."""
     with stack.another_database() as database, contextlib.ExitStack() as processes:
         record(database, order_ids(count))
         if consumer is not None:
-            processes.enter_context(_process(stack, database, [python, *consumer]))
-            time.sleep(3)  # it has started its processes and waits for work
+            started_consumer = processes.enter_context(_process(stack, database, [python, *consumer.arguments]))
+            for _ in range(consumer.says_ready):
+                _await_ready(started_consumer)
         # Imported, not run: both sides must know the task by the same module's name.
         send = f"from bench.peers import {program}; {program}.send()"
         sender = processes.enter_context(_process(stack, database, [python, "-c", send]))
@@ -131,13 +147,17 @@ def _process(stack: Scratch, database: Database, arguments: Sequence[str]) -> It
             process.communicate()
 
 
-def _go(process: "subprocess.Popen[str]") -> float:
-    """Let it begin; when it did."""
-    assert process.stdin is not None
+def _await_ready(process: "subprocess.Popen[str]") -> None:
     assert process.stdout is not None
     while (line := process.stdout.readline()).strip() != "ready":
         if not line:
             raise SaiseiError(f"a peer ended with exit code {process.wait()} before its work; is it installed?")
+
+
+def _go(process: "subprocess.Popen[str]") -> float:
+    """Let it begin; when it did."""
+    assert process.stdin is not None
+    _await_ready(process)
     started = time.monotonic()
     process.stdin.write("go\n")
     process.stdin.flush()

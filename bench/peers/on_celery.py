@@ -3,6 +3,7 @@
 import os
 
 from celery import Celery
+from celery.signals import worker_ready
 
 from bench.peers import work
 
@@ -12,7 +13,14 @@ app.conf.update(
     task_acks_late=True,  # as durable as it gets: a task of a killed worker comes back
     worker_prefetch_multiplier=64,
     broker_connection_retry_on_startup=True,
+    worker_redirect_stdouts=False,
 )
+
+
+@worker_ready.connect
+def announce(**_: object) -> None:
+    """The processes have started and wait for work."""
+    print("ready", flush=True)
 
 
 @app.task

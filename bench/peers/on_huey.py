@@ -9,6 +9,12 @@ from bench.peers import work
 huey = RedisHuey("peer", url=os.environ[work.REDIS], results=False)
 
 
+@huey.on_startup()
+def announce() -> None:
+    """Called in each worker process once it waits for work."""
+    print("ready", flush=True)
+
+
 @huey.task()
 def deliver(event_id: str) -> None:
     """One event at every receiver."""
