@@ -18,14 +18,14 @@ from sqlalchemy import Connection
 
 import embedded
 from config import Settings
-from contracts.errors import SaiseiError, Unreachable
+from contracts.errors import SaiseiError, Unreachable, WrongSettings
 from http_api.app import build_app
 from http_api.orders_desk import OrdersDesk
 from http_api.readiness import Readiness
 from http_api.settings import HOST, ApiSettings
 from http_api.waking import Waker
 from intake import Intake
-from receivers.registry import RECEIVERS
+from receivers.registry import by_name
 from runs.connect import configured_address
 from store.clock import now_ms
 from store.control import initialize
@@ -71,7 +71,7 @@ def set_up(connection: Connection) -> None:
     registration, and on a new database the API may be there before any worker.
     """
     initialize(connection, now_ms())
-    for receiver in RECEIVERS:
+    for receiver in by_name().values():
         register_receiver(connection, receiver.name, receiver.event_types)
 
 
@@ -91,6 +91,7 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings, api: ApiSettings) -> None:
     """Answer requests until SIGTERM or SIGINT. Raises Unreachable when the port cannot be had."""
+    by_name()  # before anything is opened: a registry that is wrong is told at once
     listener = _listen(api.port)
     database = Database(settings.database_url, busy_timeout=settings.busy)
     app = application(settings, database)
@@ -136,14 +137,14 @@ def _listen(port: int) -> socket.socket:
 
 
 def main() -> int:
-    """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
+    """The process: logs to stderr, one sentence when it cannot start, and exit code 2 for unusable settings, else 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
         asyncio.run(serve(Settings.from_env(), ApiSettings.from_env()))
     except SaiseiError as error:
         print(f"api: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongSettings) else 1
     return 0
 
 

@@ -1,6 +1,6 @@
 """Saisei's command line. `starter.py --help` lists the commands; each `--help` has an example.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Errors are one sentence on stderr.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings. Errors are one sentence on stderr.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from commands import (
 )
 from commands.context import Context
 from commands.parsing import Commands, Parser, Run, WrongUsage
+from contracts.errors import WrongSettings
 from failures import FAILURES, sentence
 
 _MODULES = (
@@ -52,7 +53,7 @@ def parser() -> Parser:
         prog="starter.py",
         description="Saisei (再生): an order-event pipeline on Temporal.",
         epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status\n\n"
-        "exit codes: 0 done, 1 refused or failed, 2 wrong usage",
+        "exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = Commands(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WrongUsage as error:
         return _failed(f"{sentence(error)}; see --help", 2)
     except FAILURES as error:
-        return _failed(sentence(error), 1)
+        return _failed(sentence(error), 2 if isinstance(error, WrongSettings) else 1)
     finally:
         if context is not None:
             context.close()

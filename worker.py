@@ -26,7 +26,7 @@ from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
 from config import Settings
-from contracts.errors import Unreachable
+from contracts.errors import Unreachable, WrongSettings
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
 from failures import FAILURES, sentence
@@ -264,6 +264,7 @@ def addresses(settings: Settings) -> tuple[str | None, str]:
 
 async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
+    by_name(receivers)  # before anything is opened: a registry that is wrong is told at once
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
     database.ping()
@@ -283,13 +284,13 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
 
 
 def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
-    """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
+    """The process: logs to stderr, one sentence when it cannot start, and exit code 2 for unusable settings, else 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongSettings) else 1
     except RPCError as error:
         print(f"worker: Temporal failed at the start: {error.message}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ from config import Settings
 from contracts.errors import NotFound, Unreachable
 from pipeline import event_list
 from pipeline.event_list import EventList
-from receivers.registry import RECEIVERS, by_name
+from receivers.registry import by_name
 from runs.connect import configured_address, configured_namespace, connect
 from runs.starts import Runs
 from store.control import read_control
@@ -89,7 +89,7 @@ class Context:
 
     async def runs(self) -> Runs:
         """Starts and wakes runs. Raises Unreachable."""
-        return Runs(await self.client(), tuple(by_name(RECEIVERS)), self.settings.timings)
+        return Runs(await self.client(), tuple(by_name()), self.settings.timings)
 
     @property
     def ui_url(self) -> str | None:

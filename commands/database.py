@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from commands.context import Context
 from commands.parsing import Commands, command
 from contracts.errors import Unreachable
-from receivers.registry import RECEIVERS
+from receivers.registry import by_name
 from runs.search_attributes import missing_search_attributes, register_search_attributes
 from store.clock import now_ms
 from store.control import initialize
@@ -31,10 +31,10 @@ async def _init(context: Context, args: Namespace) -> int:
     with context.open_database().write() as connection:
         before = _present(connection)
         initialize(connection, now_ms())
-        for receiver in RECEIVERS:
+        for receiver in by_name().values():
             register_receiver(connection, receiver.name, receiver.event_types)
         made = _present(connection) - before
-    names = sorted(receiver.name for receiver in RECEIVERS)
+    names = sorted(by_name())
     attributes = await _attributes(context)
     if context.json:
         context.result(

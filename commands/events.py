@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
 
 
 def event_document(connection: Connection, name: str) -> dict[str, Any]:
-    """The event of that id, or of that order, and its deliveries, as JSON shows them here and over HTTP.
+    """The event of that id, or of that order, and its deliveries, as JSON shows them.
 
     `held` is a pending delivery at a receiver that is on hold. Raises NotFound.
     """

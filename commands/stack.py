@@ -22,7 +22,7 @@ from contracts import search
 from contracts.errors import Refused
 from embedded import AlreadyRunning, Child, EmbeddedError, Stack
 from http_api.settings import DEFAULT_PORT, HOST, ApiSettings
-from receivers.registry import RECEIVERS, by_name
+from receivers.registry import by_name
 from runs.connect import configured_address
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -224,7 +224,7 @@ def _print(context: Context, stack: Stack, started: bool) -> None:
         "database": make_url(context.settings.database_url).render_as_string(),
         "logs": str(stack.home / "logs"),
     }
-    links = context.links.everything(by_name(RECEIVERS)) if context.links else []
+    links = context.links.everything(by_name()) if context.links else []
     if context.json:
         names = {"Temporal": "temporal", "Web UI": "ui", "Redis": "redis", "API": "api"}
         document = {names.get(name, name): address for name, address in addresses.items()}

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from contracts.errors import InvalidInput
+from contracts.errors import WrongSettings
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
@@ -20,7 +20,7 @@ class ApiSettings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "ApiSettings":
-        """From SAISEI_API_PORT and SAISEI_API_DRAIN. Raises InvalidInput that names the unusable one."""
+        """From SAISEI_API_PORT and SAISEI_API_DRAIN. Raises WrongSettings that names the unusable one."""
         env = os.environ if env is None else env
         problems = {}
         port, drain = cls.port, cls.drain
@@ -39,5 +39,5 @@ class ApiSettings:
             if not 0 <= drain <= 600:
                 problems["SAISEI_API_DRAIN"] = f"{text!r} is not a number of seconds from 0 to 600"
         if problems:
-            raise InvalidInput(problems)
+            raise WrongSettings(problems)
         return cls(port, drain)

@@ -11,7 +11,7 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
-from contracts.errors import InvalidInput, Unreachable
+from contracts.errors import Unreachable, WrongSettings
 
 _PATIENCE = 5.0  # seconds
 
@@ -30,19 +30,19 @@ _CONVERTER = dataclasses.replace(DataConverter.default, failure_converter_class=
 
 
 def configured_address() -> str | None:
-    """The address that the environment or profile names, or None. Raises InvalidInput when they cannot be read."""
+    """The address that the environment or profile names, or None. Raises WrongSettings when they cannot be read."""
     return _configured().get("target_host")
 
 
 def configured_namespace() -> str:
-    """The namespace that the environment or profile names, else `default`. Raises InvalidInput as above."""
+    """The namespace that the environment or profile names, else `default`. Raises WrongSettings as above."""
     return _configured().get("namespace") or "default"
 
 
 async def connect(address: str | None = None, role: str = "starter") -> Client:
     """A client for the configured Temporal, else for `address` (`host:port`). `role` is who the Web UI says it is.
 
-    Raises Unreachable, in one sentence, when it does not answer within 5 seconds, and InvalidInput when its address is
+    Raises Unreachable, in one sentence, when it does not answer within 5 seconds, and WrongSettings when its address is
     none.
     """
     config = _configured()
@@ -56,7 +56,7 @@ async def connect(address: str | None = None, role: str = "starter") -> Client:
             identity = f"saisei-{role}-{os.getpid()}"
             return await Client.connect(**config, identity=identity, data_converter=_CONVERTER)
     except ValueError as error:
-        raise InvalidInput({"TEMPORAL_ADDRESS": f"{target} is not host:port ({error})"}) from error
+        raise WrongSettings({"TEMPORAL_ADDRESS": f"{target} is not host:port ({error})"}) from error
     except (RuntimeError, OSError, TimeoutError, RPCError) as error:
         raise Unreachable(
             f"Temporal at {target} does not answer; "
@@ -69,4 +69,4 @@ def _configured() -> ClientConnectConfig:
         return ClientConfig.load_client_connect_config()
     except Exception as error:  # the library's own kind, which it does not export
         reason = str(error).strip().splitlines()[0]
-        raise InvalidInput({"Temporal's environment or profile": f"cannot be read ({reason})"}) from error
+        raise WrongSettings({"Temporal's environment or profile": f"cannot be read ({reason})"}) from error
