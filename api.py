@@ -26,7 +26,7 @@ from http_api.settings import HOST, ApiSettings
 from http_api.waking import Waker
 from intake import Intake
 from receivers.registry import by_name
-from runs.connect import configured_address
+from runs.profile import configured_address
 from store.clock import now_ms
 from store.control import initialize
 from store.engine import Database

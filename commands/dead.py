@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import getpass
 import re
 import secrets
 import time
@@ -14,7 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from temporalio.service import RPCError
 
 from commands.context import Context
+from commands.output import short
 from commands.parsing import Commands, WrongUsage, command, whole_number
+from commands.person import who
 from contracts.errors import SaiseiError
 from contracts.names import REDRIVE_COMPLETED, REDRIVE_RUNNING, receiver_id, redrive_id
 from store.clock import iso, now_ms
@@ -36,13 +37,12 @@ from store.redrives import Redrive, freeze_redrive, get_redrive, refuse_waived
 _LOOK_AFTER_MS = 5_000  # after this the worker's look starts a run that could not be started here
 _POLL = 0.1
 _SILENCE = 10.0  # seconds without progress after which a waiting person is told why that may be
-_LONGEST_CELL = 200
 _LONG_AGO = 1e11  # seconds: before all time that we count
 
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("dead", "dead letters: events that a receiver could not take")
+    group = commands.group("dead")
     listing = command(
         group, "list", _list, "list dead letters, totals first", "starter.py dead list --receiver sales --since 2h"
     )
@@ -224,7 +224,7 @@ def _read(context: Context, request_id: str) -> Redrive:
 
 async def _waive(context: Context, args: Namespace) -> int:
     with context.database.write() as connection:
-        waiver = waive(connection, args.receiver, args.event, args.reason, _who(), now_ms())
+        waiver = waive(connection, args.receiver, args.event, args.reason, who(), now_ms())
     if waiver.created:
         try:
             await (await context.runs()).wake([receiver_id(waiver.receiver)])
@@ -245,13 +245,6 @@ async def _waive(context: Context, args: Namespace) -> int:
     else:
         context.line(waiver.sentence())
     return 0
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return "unknown"
 
 
 def _totals_document(receivers: list[ReceiverTotal], errors: list[ErrorTotal]) -> dict[str, Any]:
@@ -321,7 +314,7 @@ def _print_totals(context: Context, status: str, receivers: list[ReceiverTotal],
         context.line("")
         context.table(
             ("count", "receiver", "error", "for example"),
-            [(f"{each.count:,}", each.receiver, each.kind, _line(each.example)) for each in errors],
+            [(f"{each.count:,}", each.receiver, each.kind, short(each.example)) for each in errors],
         )
 
 
@@ -335,13 +328,7 @@ def _print_page(context: Context, page: list[DeadLetter], *, waived: bool) -> No
         context.table(
             ("receiver", "event", "dead since", "waiting", "error"),
             [
-                (each.receiver, each.event_id, iso(each.settled_at), each.waiting, _line(each.error or ""))
+                (each.receiver, each.event_id, iso(each.settled_at), each.waiting, short(each.error or ""))
                 for each in page
             ],
         )
-
-
-def _line(error: str) -> str:
-    """An error as a cell of a table; --json has all of it."""
-    text = " ".join(error.split())
-    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"

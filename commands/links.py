@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from contracts.errors import Refused
 from contracts.names import FAN_OUT_ID, RELAY_ID, receiver_id
 from receivers.registry import by_name
@@ -54,7 +54,7 @@ class Links:
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    command(commands.top, "links", _links, "print links into the Temporal Web UI", "starter.py links")
+    commands.command("links", _links, "starter.py links")
 
 
 async def _links(context: "Context", args: Namespace) -> int:

@@ -23,7 +23,7 @@ _OWN = ("sku", "qty", "amount", "currency")
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("orders", "place and show orders")
+    group = commands.group("orders")
     place = command(group, "place", _place, "place orders", "starter.py orders place --start 1 --count 12")
     place.epilog = f"{place.epilog}\n  starter.py orders place --id A-7 --sku tea --qty 2 --amount 1980 --currency JPY"
     number = whole_number(1, 10**10)

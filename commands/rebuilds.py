@@ -16,6 +16,7 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
+from commands.chunks import in_chunks
 from commands.context import Context
 from commands.parsing import Commands, command
 from commands.waiting import failure, standing
@@ -40,29 +41,15 @@ _POLL = 0.05
 _PATIENCE = 15.0  # seconds until a worker must have begun it, for somebody who waits
 _SAY_AFTER = 1.5
 _ENDING = 10.0  # seconds that a run may need to clear up
-_TARGET = 0.015  # seconds that a transaction of a drop should take: others wait for the write lock
-_NARROWEST, _WIDEST = 200, 20_000
 _LONGEST_BOUND = 7 * 86_400
 
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    rebuild = command(
-        commands.top,
-        "rebuild",
-        _rebuild,
-        "rebuild the sales totals from the whole history, prove them equal, and switch to them, with intake paused",
-        "starter.py rebuild --wait --resume",
-    )
+    rebuild = commands.command("rebuild", _rebuild, "starter.py rebuild --wait --resume")
     _add_run_flags(rebuild)
-    command(
-        commands.top,
-        "execution",
-        _execution,
-        "show the rebuild or rollback that runs, or else the last one",
-        "starter.py execution --json",
-    )
-    group = commands.group("generations", "the copies of the sales totals")
+    commands.command("execution", _execution, "starter.py execution --json")
+    group = commands.group("generations")
     command(group, "list", _list, "list the generations, oldest first", "starter.py generations list")
     rollback = command(
         group,
@@ -327,30 +314,17 @@ async def _drop(context: Context, args: Namespace) -> int:
         begin_drop(connection, args.generation)
     with context.database.read() as connection:
         rows = count_rows(connection, args.generation)
-    bar = Progress(console=context.messages, transient=True, disable=context.json or not context.messages.is_terminal)
-    removed, width = 0, 2_000
-    with bar:
-        task = bar.add_task(f"dropping {args.generation}", total=rows)
-        while True:
-            count, seconds = await asyncio.to_thread(_drop_chunk, context, args.generation, width)
-            removed += count
-            bar.update(task, completed=removed)
-            if count < width:
-                break
-            width = int(min(_WIDEST, max(_NARROWEST, width * min(2.0, max(0.5, _TARGET / max(seconds, 0.0005))))))
+    removed = await in_chunks(
+        context,
+        f"dropping {args.generation}",
+        rows,
+        lambda connection, limit: drop_chunk(connection, args.generation, limit),
+    )
     if context.json:
         context.result({"generation": args.generation, "removed": removed})
     else:
         context.line(f"{args.generation} is dropped, {removed:,} rows removed")
     return 0
-
-
-def _drop_chunk(context: Context, generation: str, limit: int) -> tuple[int, float]:
-    """How many rows went, and for how many seconds others could not write."""
-    with context.database.write() as connection:
-        begun = time.monotonic()
-        removed = drop_chunk(connection, generation, limit)
-    return removed, time.monotonic() - begun
 
 
 def _running(context: Context) -> Rebuild | None:

@@ -17,13 +17,13 @@ from sqlalchemy import make_url
 
 import embedded
 from commands.context import Context
-from commands.parsing import Commands, command, whole_number
+from commands.parsing import Commands, whole_number
 from contracts import search
 from contracts.errors import Refused
 from embedded import AlreadyRunning, Child, EmbeddedError, Stack
 from http_api.settings import DEFAULT_PORT, HOST, ApiSettings
 from receivers.registry import by_name
-from runs.connect import configured_address
+from runs.profile import configured_address
 
 _ROOT = Path(__file__).resolve().parent.parent
 _READY_LINE = "worker ready"
@@ -34,13 +34,7 @@ _PORT = whole_number(1, 65_535)
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    up = command(
-        commands.top,
-        "up",
-        _up,
-        "start the servers, the worker and the HTTP API in the background",
-        "starter.py up --ui-port 8233",
-    )
+    up = commands.command("up", _up, "starter.py up --ui-port 8233")
     for flag, what in (("--temporal-port", "Temporal"), ("--ui-port", "the Web UI"), ("--redis-port", "Redis")):
         up.add_argument(flag, type=_PORT, metavar="PORT", help=f"port of {what}; its former or a free one if not said")
     up.add_argument(
@@ -49,7 +43,7 @@ def add(commands: Commands) -> None:
         metavar="PORT",
         help=f"port of the HTTP API; SAISEI_API_PORT, else {DEFAULT_PORT} or a free one if not said",
     )
-    command(commands.top, "down", _down, "stop what `up` started; the data stays", "starter.py down")
+    commands.command("down", _down, "starter.py down")
 
 
 def worker_child(env: Mapping[str, str] | None = None) -> Child:

@@ -6,15 +6,16 @@ from typing import Any
 from temporalio.service import RPCError
 
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from commands.waiting import worker_answers
 from contracts.errors import Unreachable
+from receivers.registry import by_name
 from store.documents import status_document
 
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    command(commands.top, "status", _status, "show what there is and where it stands", "starter.py status --json")
+    commands.command("status", _status, "starter.py status --json")
 
 
 async def _status(context: Context, args: Namespace) -> int:
@@ -69,11 +70,17 @@ def _print(context: Context, document: dict[str, Any]) -> None:
         }
     )
     context.line("")
+    registry = by_name()
     states = ["pending", "retrying", "held", "dead", "done", "waived"]
     context.table(
         ["receiver", *states, "oldest", ""],
         (
-            [name, *(receiver[state] for state in states), _age(receiver["oldest_seconds"]), _remark(receiver)]
+            [
+                name,
+                *(receiver[state] for state in states),
+                _age(receiver["oldest_seconds"]),
+                _remark(receiver, known=name in registry),
+            ]
             for name, receiver in document["receivers"].items()
         ),
     )
@@ -92,8 +99,8 @@ def _age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def _remark(receiver: dict[str, Any]) -> str:
-    remarks = []
+def _remark(receiver: dict[str, Any], *, known: bool) -> str:
+    remarks = [] if known else ["not in the registry, see `receivers list`"]
     if receiver["held_since"]:
         remarks.append(f"on hold since {receiver['held_since']}: {receiver['reason']}")
     if receiver["fault"]:

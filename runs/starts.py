@@ -15,6 +15,7 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
+from temporalio.service import RPCError, RPCStatusCode
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
@@ -58,6 +59,17 @@ class Runs:
     async def ensure(self) -> None:
         """Start the stages that are not running; the others notice nothing."""
         await asyncio.gather(*(self._start_stage(stage, wake=False) for stage in self.stages))
+
+    async def end_stage(self, stage: str, reason: str) -> bool:
+        """End the long-lived run of a stage that there is no more; whether there was one. Raises RPCError or
+        RuntimeError of the client when Temporal does not answer."""
+        try:
+            await self.client.get_workflow_handle(stage).terminate(reason=reason, rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
 
     async def start_delivery(self, message: DeliveryInput) -> WorkflowHandle[Any, Any]:
         """The run that delivers one event to one receiver. A run by hand has an id of its own kind, so that it never
@@ -155,7 +167,7 @@ class Runs:
             return "RelayWorkflow", StageInput(self._timings), "outbox to Redis", TypedSearchAttributes.empty
         if stage == names.FAN_OUT_ID:
             return "FanOutWorkflow", StageInput(self._timings), "Redis to deliveries", TypedSearchAttributes.empty
-        receiver = stage.removeprefix("receiver/")
+        receiver = names.receiver_of(stage) or stage
         return (
             "ReceiverWorkflow",
             ReceiverInput(receiver, self._timings),

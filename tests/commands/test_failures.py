@@ -1,8 +1,10 @@
 """What is missing, unreachable or broken gets one sentence, and nothing else."""
 
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     cli = Cli(tmp_path_factory.mktemp("lonely"))
     made = cli("init")
     assert made.exit_code == 0
-    assert made.lines[0].startswith("database: ")
+    assert made.lines[0].startswith("database: set up (")
     assert made.lines[0].endswith("tables, receivers billing, mail, sales)")
     assert made.stderr.startswith("search attributes are registered by the worker's start: no Temporal server")
     return cli
@@ -28,6 +30,15 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 def test_without_a_database_init_is_named(nothing: Cli) -> None:
     nothing("status").refused("the database is not set up; run `starter.py init`")
+
+
+def test_init_names_what_it_adds_to_a_database_that_was_set_up(nothing: Cli) -> None:
+    assert nothing("init").exit_code == 0
+    assert nothing("init").lines[0].startswith("database: unchanged (")
+    with closing(sqlite3.connect(nothing.home / "saisei.db")) as connection, connection:
+        connection.execute("DELETE FROM receivers WHERE receiver = 'mail'")
+        connection.execute("DROP TABLE shipments")
+    assert nothing("init").lines[0].startswith("database: added receivers mail, table shipments (")
 
 
 def test_orders_are_recorded_while_no_server_runs(lonely: Cli) -> None:
