@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.report import Row, percentile, row
 from bench.stack import ROOT, Scratch, order_ids, record, scratch, wait_for
+from embedded.tied import tie
 
 COUNT = 50_000
 _RATE = 100.0  # orders a second of the second process
@@ -56,11 +57,13 @@ def _recorded_are_done(stack: Scratch, count: int) -> bool:
 def _writing(stack: Scratch, prefix: str) -> Iterator[dict[str, Any]]:
     """The second process for the block; what it measured is in the dictionary afterwards."""
     result: dict[str, Any] = {}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.writer", stack.database.url.render_as_string(), prefix, str(_RATE)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+    process = tie(
+        subprocess.Popen(
+            [sys.executable, "-m", "bench.writer", stack.database.url.render_as_string(), prefix, str(_RATE)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
     )
     try:
         yield result

@@ -21,6 +21,7 @@ from bench.stack import ROOT, Scratch, order_ids, record, scratch, wait_for
 from contracts.errors import SaiseiError
 from contracts.events import ORDER_PLACED
 from contracts.orders import Order
+from embedded.tied import tie
 from intake import Intake
 from store.audit import audit
 from store.engine import Database
@@ -154,11 +155,13 @@ def _over_http(stack: Scratch, database: Database) -> Iterator[Placing]:
         @contextlib.contextmanager
         def placing(prefix: str) -> Iterator[_Placed]:
             placed = _Placed()
-            clients = subprocess.Popen(
-                [sys.executable, "-m", "bench.client", host, port, str(CLIENTS), prefix],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            clients = tie(
+                subprocess.Popen(
+                    [sys.executable, "-m", "bench.client", host, port, str(CLIENTS), prefix],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
             )
             try:
                 yield placed

@@ -19,6 +19,7 @@ from contracts.events import ORDER_PLACED, payload_text
 from contracts.identifiers import order_aggregate, order_placed_id
 from contracts.orders import Order
 from embedded import TemporalServer, ValkeyServer
+from embedded.tied import tie
 from receivers.registry import RECEIVERS
 from store.audit import audit
 from store.clock import now_ms
@@ -68,13 +69,15 @@ class Scratch:
         self._programs += 1
         log = self.home / f"program-{self._programs}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env={**self._environment(database or self.database), **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+            process = tie(
+                subprocess.Popen(
+                    [sys.executable, *arguments],
+                    cwd=ROOT,
+                    env={**self._environment(database or self.database), **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
             )
 
         def said() -> list[str]:
