@@ -22,7 +22,7 @@ from contracts.errors import SaiseiError, Unreachable, WrongSettings
 from http_api.app import build_app
 from http_api.orders_desk import OrdersDesk
 from http_api.readiness import Readiness
-from http_api.settings import HOST, ApiSettings
+from http_api.settings import ApiSettings
 from http_api.waking import Waker
 from intake import Intake
 from receivers.registry import by_name
@@ -92,7 +92,7 @@ class _Server(uvicorn.Server):
 async def serve(settings: Settings, api: ApiSettings) -> None:
     """Answer requests until SIGTERM or SIGINT. Raises Unreachable when the port cannot be had."""
     by_name()  # before anything is opened: a registry that is wrong is told at once
-    listener = _listen(api.port)
+    listener = _listen(api.host, api.port)
     database = Database(settings.database_url, busy_timeout=settings.busy)
     app = application(settings, database)
     server = _Server(
@@ -105,7 +105,7 @@ async def serve(settings: Settings, api: ApiSettings) -> None:
             timeout_graceful_shutdown=_GRACE,
         )
     )
-    server.ready_line = f"api ready http://{HOST}:{listener.getsockname()[1]}"
+    server.ready_line = f"api ready http://{api.host}:{listener.getsockname()[1]}"
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -120,18 +120,18 @@ async def serve(settings: Settings, api: ApiSettings) -> None:
     await server.serve([listener])
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     # The protocol by its number: only then does asyncio switch Nagle's delay off, which held each answer up for 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
+        listener.bind((host, port))
         listener.listen(1024)
         return listener
     except OSError as error:
         listener.close()
         raise Unreachable(
-            f"port {port} on {HOST} cannot be had ({os.strerror(error.errno or 0).lower()}); "
+            f"port {port} on {host} cannot be had ({os.strerror(error.errno or 0).lower()}); "
             "end the program that has it, or choose another by SAISEI_API_PORT"
         ) from None
 

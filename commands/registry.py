@@ -35,6 +35,7 @@ WORDS = {
         Word("dead", "dead", "dead letters: events that a receiver could not take"),
         Word("receivers", "receivers", "who takes which events, and ending one that takes none any more"),
         Word("status", "status", "show what there is and where it stands"),
+        Word("check", "check", "tell whether database, Redis, Temporal and a worker answer; exit code 1 when not"),
         Word("queues", "queues", "show what waits in Redis and at each receiver"),
         Word("links", "links", "print links into the Temporal Web UI"),
         Word("read-api", "api", "print the totals that the HTTP API serves"),

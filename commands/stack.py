@@ -51,14 +51,15 @@ def worker_child(env: Mapping[str, str] | None = None) -> Child:
     return Child("worker", [sys.executable, str(_ROOT / "worker.py")], env=env or {}, ready_line=_READY_LINE)
 
 
-def api_child(port: int, env: Mapping[str, str] | None = None) -> Child:
-    """The HTTP API on that port as a child of the embedded stack, which then tells its address to whoever finds it."""
+def api_child(port: int, env: Mapping[str, str] | None = None, host: str = HOST) -> Child:
+    """The HTTP API at that address as a child of the embedded stack, which then tells it to whoever finds the stack."""
+    at = ApiSettings(host, port)
     return Child(
         "api",
         [sys.executable, str(_ROOT / "api.py")],
-        env={**(env or {}), "SAISEI_API_PORT": str(port)},
+        env={**(env or {}), "SAISEI_API_HOST": host, "SAISEI_API_PORT": str(port)},
         ready_line=_API_READY_LINE,
-        url=f"http://{HOST}:{port}",
+        url=f"http://{at.reachable_at}:{port}",
     )
 
 
@@ -110,12 +111,12 @@ def _api(context: Context, args: Namespace) -> list[Child]:
     if not all(importlib.util.find_spec(package) for package in ("fastapi", "uvicorn")):
         context.say("the HTTP API is not started: it needs fastapi and uvicorn; install Saisei with its extra `http`")
         return []
-    asked = _asked_api_port(args)
+    asked, host = _asked_api_port(args), ApiSettings.from_env().host
     if not asked:  # 0 is any free one
-        return [api_child(embedded.free_or_other(DEFAULT_PORT) if asked is None else embedded.any_free())]
+        return [api_child(embedded.free_or_other(DEFAULT_PORT) if asked is None else embedded.any_free(), host=host)]
     if not embedded.is_free(asked):
         raise Refused(f"port {asked} on {HOST} is taken; end the program that has it, or choose another by --api-port")
-    return [api_child(asked)]
+    return [api_child(asked, host=host)]
 
 
 def _asked_api_port(args: Namespace) -> int | None:

@@ -7,9 +7,9 @@ from temporalio.service import RPCError
 
 from commands.context import Context
 from commands.parsing import Commands
-from commands.waiting import worker_answers
 from contracts.errors import Unreachable
 from receivers.registry import by_name
+from runs.presence import worker_answers
 from store.documents import status_document
 
 

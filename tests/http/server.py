@@ -54,7 +54,7 @@ class Api:
 
     def _ready(self) -> str:
         assert self.process.poll() is None, self.log()
-        found = re.search(r"^api ready (http://127\.0\.0\.1:\d+)$", self.log(), re.MULTILINE)
+        found = re.search(r"^api ready (http://[0-9.]+:\d+)$", self.log(), re.MULTILINE)
         return found[1] if found else ""
 
     def log(self) -> str:
