@@ -1,6 +1,7 @@
 """A scratch stack: servers, database and worker in a temporary folder, gone afterwards."""
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -138,6 +140,26 @@ def scratch() -> Iterator[Scratch]:
         finally:
             for server in servers:
                 server.stop()
+
+
+@contextlib.contextmanager
+def beside(module: str, *arguments: str) -> Iterator[list[Any]]:
+    """`python -m module arguments` for the block. It measures until its input closes; the JSON document that it prints
+    then is in the list after the block."""
+    process = tie(
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    )
+    printed: list[Any] = []
+    try:
+        yield printed
+        output, _ = process.communicate(timeout=60)  # closes its input
+        printed.append(json.loads(output))
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def open_database(path: Path) -> Database:

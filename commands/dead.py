@@ -1,10 +1,8 @@
 """`dead list`, `dead redrive`, `dead waive`: what receivers could not take, and what a person does about it."""
 
 import argparse
-import asyncio
 import re
 import secrets
-import time
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from temporalio.service import RPCError
 
 from commands.context import Context
+from commands.following import follow
 from commands.output import short
 from commands.parsing import Commands, WrongUsage, command, whole_number
 from commands.person import who
@@ -35,7 +34,6 @@ from store.deliveries import DEAD, WAIVED
 from store.redrives import Redrive, freeze_redrive, get_redrive, refuse_waived
 
 _LOOK_AFTER_MS = 5_000  # after this the worker's look starts a run that could not be started here
-_POLL = 0.1
 _SILENCE = 10.0  # seconds without progress after which a waiting person is told why that may be
 _LONG_AGO = 1e11  # seconds: before all time that we count
 
@@ -185,8 +183,7 @@ async def _start(context: Context, redrive: Redrive) -> bool:
 
 
 async def _wait(context: Context, redrive: Redrive) -> Redrive:
-    """Follows the database, which knows how far it is whoever does the work."""
-    progress = Progress(
+    bar = Progress(
         TextColumn("redriving"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -195,31 +192,21 @@ async def _wait(context: Context, redrive: Redrive) -> Redrive:
         transient=True,
         disable=context.json or not context.messages.is_terminal,
     )
-    moved, told = time.monotonic(), False
-    with progress:
-        task = progress.add_task("", total=redrive.total)
-        while redrive.state == REDRIVE_RUNNING:
-            try:
-                await asyncio.sleep(_POLL)
-            except asyncio.CancelledError:
-                context.say(f"redrive {redrive.request_id} goes on without this command")
-                raise
-            before = redrive
-            redrive = await asyncio.to_thread(_read, context, redrive.request_id)
-            progress.update(task, completed=redrive.total - redrive.left)
-            if redrive != before:
-                moved = time.monotonic()
-            elif time.monotonic() - moved > _SILENCE and not told:
-                told = True
-                context.say(
-                    "no worker has moved it on for 10 seconds; it goes on when one does, also without this command"
-                )
-    return redrive
 
+    async def why(_redrive: Redrive) -> str:
+        return "no worker has moved it on for 10 seconds; it goes on when one does, also without this command"
 
-def _read(context: Context, request_id: str) -> Redrive:
-    with context.database.read() as connection:
-        return get_redrive(connection, request_id)
+    return await follow(
+        context,
+        bar,
+        redrive,
+        read=lambda connection: get_redrive(connection, redrive.request_id),
+        runs=lambda redrive: redrive.state == REDRIVE_RUNNING,
+        show=lambda redrive: {"completed": redrive.total - redrive.left, "total": redrive.total},
+        leaving=f"redrive {redrive.request_id} goes on without this command",
+        silence=_SILENCE,
+        why=why,
+    )
 
 
 async def _waive(context: Context, args: Namespace) -> int:

@@ -18,6 +18,7 @@ from temporalio.service import RPCError
 
 from commands.chunks import in_chunks
 from commands.context import Context
+from commands.following import follow
 from commands.parsing import Commands, command
 from commands.waiting import failure, standing
 from contracts.errors import Refused, Unreachable
@@ -207,25 +208,27 @@ async def _followed(context: Context, rebuild: Rebuild, handle: WorkflowHandle[A
         transient=True,
         disable=context.json or not context.messages.is_terminal,
     )
-    asked = time.monotonic()
-    with bar:
-        task = bar.add_task(rebuild.phase, total=1)
-        while rebuild.state == RUNNING:
-            bar.update(task, description=rebuild.phase, completed=rebuild.replayed, total=max(rebuild.expected, 1))
-            try:
-                await asyncio.sleep(_POLL)
-            except asyncio.CancelledError:
-                context.say(f"{rebuild.rebuild_id} goes on without this command; `execution` shows it")
-                raise
-            before = rebuild
-            rebuild = await asyncio.to_thread(_by_id, context, rebuild.rebuild_id)
-            if (rebuild.phase, rebuild.replayed, rebuild.expected) != (before.phase, before.replayed, before.expected):
-                asked = time.monotonic()
-            elif time.monotonic() - asked > _PATIENCE:
-                asked = time.monotonic()
-                with contextlib.suppress(RPCError):
-                    context.say(f"{rebuild.rebuild_id}, {rebuild.phase}: {await standing(handle) or 'is under way'}")
-    return rebuild
+
+    async def why(rebuild: Rebuild) -> str | None:
+        with contextlib.suppress(RPCError):
+            return f"{rebuild.rebuild_id}, {rebuild.phase}: {await standing(handle) or 'is under way'}"
+        return None
+
+    return await follow(
+        context,
+        bar,
+        rebuild,
+        read=lambda connection: get_rebuild(connection, rebuild.rebuild_id),
+        runs=lambda rebuild: rebuild.state == RUNNING,
+        show=lambda rebuild: {
+            "description": rebuild.phase,
+            "completed": rebuild.replayed,
+            "total": max(rebuild.expected, 1),
+        },
+        leaving=f"{rebuild.rebuild_id} goes on without this command; `execution` shows it",
+        silence=_PATIENCE,
+        why=why,
+    )
 
 
 async def _execution(context: Context, args: Namespace) -> int:
@@ -335,11 +338,6 @@ def _running(context: Context) -> Rebuild | None:
 def _of_run(context: Context, run_id: str) -> Rebuild | None:
     with context.database.read() as connection:
         return rebuild_of_run(connection, run_id)
-
-
-def _by_id(context: Context, rebuild_id: str) -> Rebuild:
-    with context.database.read() as connection:
-        return get_rebuild(connection, rebuild_id)
 
 
 def _elapsed(rebuild: Rebuild) -> float:

@@ -18,6 +18,7 @@ from store.dead_letters import require_reason, require_receiver
 from store.deliveries import DEAD, PENDING, RETRYING, WAIVED
 from store.dialect import by_index, insert, lock_tables, pack, storable, value_list
 from store.faults import clear_fault
+from store.outbox import NOT_FANNED_OUT
 from store.receivers import has_ended, lock_receiver, release_receiver
 from store.schema import deliveries, ended_subscriptions, outbox, receiver_ends, receivers, subscriptions
 
@@ -27,7 +28,6 @@ _OPEN = (
     ("deliveries.status = 'retrying'", "deliveries_due"),
     ("deliveries.status IN ('dead', 'waived') AND deliveries.status = 'dead'", "deliveries_set_aside"),
 )
-_NOT_FANNED_OUT = ("outbox.status = 'PENDING'", "outbox.status = 'PUBLISHED' AND outbox.fanned_out_at IS NULL")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _waive(connection: Connection, end: ReceiverEnd, now: int, limit: int) -> in
         "settled_at": now,
     }
     most = 0
-    for condition in _NOT_FANNED_OUT:
+    for condition in NOT_FANNED_OUT:
         found = _without_delivery(connection, end.receiver, condition, limit)
         most = max(most, len(found))
         if found:
