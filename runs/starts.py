@@ -4,18 +4,18 @@ Workflows are named by their type's name here: this side may live in a process t
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import (
-    SearchAttributeKey,
     SearchAttributePair,
     TypedSearchAttributes,
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
+from temporalio.service import RPCError, RPCStatusCode
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
@@ -29,14 +29,18 @@ from contracts.messages import (
     Timings,
 )
 
-Attributes = Mapping[SearchAttributeKey[str], str]
-
 _RPC_TIMEOUT = timedelta(seconds=5)
 # A decision takes milliseconds; one that a worker took with it when it died or was stopped is given to another after
 # this long, and not after the default of 10 s.
 _TASK_TIMEOUT = timedelta(seconds=3)
 # A job's first decision holds both its steps: fifty at once on a slow disk take longer than that.
 _JOB_TASK_TIMEOUT = timedelta(seconds=10)
+
+# Stage -> its workflow, and what its runs are for.
+_PIPELINE = {
+    names.RELAY_ID: ("RelayWorkflow", "outbox to Redis"),
+    names.FAN_OUT_ID: ("FanOutWorkflow", "Redis to deliveries"),
+}
 
 
 class Runs:
@@ -62,6 +66,17 @@ class Runs:
         """Start the stages that are not running; the others notice nothing."""
         await asyncio.gather(*(self._start_stage(stage, wake=False) for stage in self.stages))
 
+    async def end_stage(self, stage: str, reason: str) -> bool:
+        """End the long-lived run of a stage that there is no more; whether there was one. Raises RPCError or
+        RuntimeError of the client when Temporal does not answer."""
+        try:
+            await self.client.get_workflow_handle(stage).terminate(reason=reason, rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
     async def start_delivery(self, message: DeliveryInput) -> WorkflowHandle[Any, Any]:
         """The run that delivers one event to one receiver. A run by hand has an id of its own kind, so that it never
         takes the place of the retrying one."""
@@ -69,9 +84,10 @@ class Runs:
         return await self._start(
             "DeliveryWorkflow",
             message,
-            id=f"{workflow_id}/manual" if message.manual else workflow_id,
-            static_summary=f"{message.event_id} to {message.receiver}",
-            attributes={search.RECEIVER: message.receiver, search.AGGREGATE_ID: message.aggregate_id},
+            f"{workflow_id}/manual" if message.manual else workflow_id,
+            f"{message.event_id} to {message.receiver}",
+            SearchAttributePair(search.RECEIVER, message.receiver),
+            SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
         )
 
     async def start_job(self, message: FulfilmentInput) -> WorkflowHandle[Any, Any]:
@@ -79,9 +95,10 @@ class Runs:
         return await self._start(
             "FulfilmentWorkflow",
             message,
-            id=names.job_workflow_id(message.job_id),
-            static_summary=f"charge and ship {message.job_id}",
-            attributes={search.JOB: message.job_id, search.AGGREGATE_ID: job_aggregate(message.job_id)},
+            names.job_workflow_id(message.job_id),
+            f"charge and ship {message.job_id}",
+            SearchAttributePair(search.JOB, message.job_id),
+            SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
             # Its first decision comes with the answer where this process has a worker.
             request_eager_start=True,
             task_timeout=_JOB_TASK_TIMEOUT,
@@ -92,9 +109,9 @@ class Runs:
         return await self._start(
             "RedriveWorkflow",
             RedriveInput(request_id, receiver, self._timings),
-            id=names.redrive_id(request_id),
-            static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
-            attributes={search.RECEIVER: receiver} if receiver else {},
+            names.redrive_id(request_id),
+            f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
+            *([SearchAttributePair(search.RECEIVER, receiver)] if receiver else []),
         )
 
     async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:
@@ -102,46 +119,53 @@ class Runs:
         return await self._start(
             "RebuildWorkflow",
             message,
-            id=names.REBUILD_ID,
+            names.REBUILD_ID,
+            f"{message.kind} of the sales totals",
+            SearchAttributePair(search.RECEIVER, "sales"),
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-            static_summary=f"{message.kind} of the sales totals",
-            attributes={search.RECEIVER: "sales"},
         )
 
     async def _start_stage(self, stage: str, *, wake: bool) -> None:
-        workflow, argument, summary, attributes = self._stage(stage)
-        await self._start(
-            workflow,
-            argument,
-            id=stage,
-            start_signal=names.WAKE_SIGNAL if wake else None,
-            static_summary=summary,
-            attributes=attributes,
-        )
+        signal = names.WAKE_SIGNAL if wake else None
+        receiver = names.receiver_of(stage)
+        if receiver is not None:
+            await self._start(
+                "ReceiverWorkflow",
+                ReceiverInput(receiver, self._timings),
+                stage,
+                f"deliveries to {receiver}",
+                SearchAttributePair(search.RECEIVER, receiver),
+                start_signal=signal,
+            )
+            return
+        workflow, summary = _PIPELINE[stage]
+        await self._start(workflow, StageInput(self._timings), stage, summary, start_signal=signal)
 
     async def _start(
-        self, workflow: str, argument: Any, *, attributes: Attributes, **options: Any
+        self,
+        workflow: str,
+        message: Any,
+        workflow_id: str,
+        summary: str,
+        *attributes: SearchAttributePair[str],
+        id_conflict_policy: WorkflowIDConflictPolicy = WorkflowIDConflictPolicy.USE_EXISTING,
+        start_signal: str | None = None,
+        task_timeout: timedelta = _TASK_TIMEOUT,
+        request_eager_start: bool = False,
     ) -> WorkflowHandle[Any, Any]:
-        """A run under its fixed id: the one that is open if not said otherwise, and a new one after one that ended."""
+        """The run of that id. A policy each is said for one that is open and for one that has ended: what the server
+        does by itself is for it to change."""
         return await self.client.start_workflow(
             workflow,
-            argument,
+            message,
+            id=workflow_id,
             task_queue=names.TASK_QUEUE,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            search_attributes=TypedSearchAttributes([SearchAttributePair(*each) for each in attributes.items()]),
+            id_conflict_policy=id_conflict_policy,
+            start_signal=start_signal,
+            static_summary=summary,
+            search_attributes=TypedSearchAttributes(attributes),
+            request_eager_start=request_eager_start,
+            task_timeout=task_timeout,
             rpc_timeout=_RPC_TIMEOUT,
-            **{"id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING, "task_timeout": _TASK_TIMEOUT, **options},
-        )
-
-    def _stage(self, stage: str) -> tuple[str, Any, str, Attributes]:
-        if stage == names.RELAY_ID:
-            return "RelayWorkflow", StageInput(self._timings), "outbox to Redis", {}
-        if stage == names.FAN_OUT_ID:
-            return "FanOutWorkflow", StageInput(self._timings), "Redis to deliveries", {}
-        receiver = stage.removeprefix("receiver/")
-        return (
-            "ReceiverWorkflow",
-            ReceiverInput(receiver, self._timings),
-            f"deliveries to {receiver}",
-            {search.RECEIVER: receiver},
         )

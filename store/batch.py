@@ -14,7 +14,8 @@ from contracts.events import Event
 from store.dialect import pack, value_list
 from store.schema import outbox
 
-_EVENT = (
+# The columns that an Event is made of, in its order.
+EVENT = (
     outbox.c.position,
     outbox.c.event_id,
     outbox.c.aggregate_id,
@@ -75,7 +76,7 @@ class EventBatch(Sequence[Event]):
             return
         chosen = value_list(self._connection, "positions", int)
         rows = self._connection.execute(
-            sa.select(*_EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value),
+            sa.select(*EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value),
             {"positions": pack(self._connection, missing)},
         ).all()
         self._loaded.update((row[0], Event(*row)) for row in rows)
