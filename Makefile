@@ -32,7 +32,7 @@ down: $(STAMP) ## stop what `make up` started
 # With CI set a server that a test needs and that is missing is a failure, not a skip. A test process that dies ends
 # the run: with a new one in its place, pytest-xdist would wait for ever for the tests of the old one's group.
 test: $(STAMP) $(COMPOSE) ## run all tests
-	@CI=1 $(RUN) -m pytest -n auto --dist loadgroup --max-worker-restart 0
+	@CI=1 $(RUN) -m pytest -n auto --max-worker-restart 0
 
 test-ui: $(STAMP) ## look at the Web UI in a real browser, and take README's pictures (needs Chromium)
 	@$(RUN) -m pytest tests/ui

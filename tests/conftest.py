@@ -6,14 +6,23 @@ dearer (a module's stack, the stack of the commands) are kept in one group, lest
 """
 
 import os
+import re
 from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Fixtures, the same ones for all tests: imported into several conftests they would be started once for each.
 pytest_plugins = ["tests.databases", "tests.servers"]
 
 _MOST_PROCESSES = 4
+_SHARED_BY_A_FOLDER = re.compile(r'fixture\(scope="(session|package)"')
+_SHARED_BY_A_MODULE = re.compile(r'fixture\(scope="module"')
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -25,26 +34,30 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + 1, _MOST_PROCESSES)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        group = _group(item)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+class _Groups(LoadScopeScheduling):
+    """Hands out single tests, but those of a module or a folder that share a fixture together, the largest first.
+
+    The process that hands out knows names only (and the group marks of pytest-xdist do not reach the names that
+    pytest 9.2 gives), so it reads where the fixtures are written.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return _shared(module) or nodeid
 
 
-def _group(item: pytest.Item) -> str | None:
-    """The fixture of a module or a package that a test shares with others, or the stack of the commands."""
-    known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
-    if "stack" in known and known["stack"][-1].scope == "session":
-        return "commands"
-    for name, definitions in known.items():
-        if definitions[-1].scope in ("module", "package"):
-            # Each value of a parametrized fixture is one of its own.
-            values = getattr(item, "callspec", None)
-            value = values.params.get(name, "") if values is not None else ""
-            return f"{definitions[-1].baseid}:{value}"
-    return None
+@cache
+def _shared(module: str) -> str | None:
+    """The folder or the module whose tests stay together."""
+    path = ROOT / module
+    conftest = path.with_name("conftest.py")
+    if path.parent != ROOT / "tests" and conftest.exists() and _SHARED_BY_A_FOLDER.search(conftest.read_text()):
+        return str(path.parent)
+    return module if _SHARED_BY_A_MODULE.search(path.read_text()) else None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Groups(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
