@@ -132,10 +132,9 @@ class ReceiverStage:
         return len(runs)
 
     def _take(self, connection: Connection) -> _Taking:
-        lock_receiver(connection, self._receiver.name)
+        hold = lock_receiver(connection, self._receiver.name)
         started = time.monotonic()
         taking = _Taking(deadline=started + _LONGEST_TRANSACTION)
-        hold = get_hold(connection, self._receiver.name)
         events = self._next(connection, probing=hold is not None)
         if events:
             self._take_events(connection, events, taking)

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from store.dialect import insert, pack, storable, value_list
+from store.dialect import built_once, insert, pack, storable, value_list
 from store.schema import deliveries, invalid_entries, outbox, subscriptions
 
 _MAX_SHOWN = 600  # characters of at most 4 bytes: PostgreSQL indexes 2,704
@@ -52,11 +52,10 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     return FannedOut(len(positions), len(entries) - len(fresh) - len(junk), len(junk), tuple(known))
 
 
-def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:
-    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out."""
+@built_once
+def _register(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
-    bound = {"positions": pack(connection, positions)}
-    connection.execute(
+    return (
         insert(connection, deliveries)
         .from_select(
             ["receiver", "position", "aggregate_id", "seq", "status", "attempts", "has_run"],
@@ -79,13 +78,25 @@ def register_deliveries(connection: Connection, positions: Sequence[int], now: i
             # In one order everywhere, so that twins cannot wait for each other.
             .order_by(outbox.c.position, subscriptions.c.receiver),
         )
-        .on_conflict_do_nothing(),
-        bound,
+        .on_conflict_do_nothing()
     )
-    connection.execute(
-        sa.update(outbox).where(outbox.c.position.in_(sa.select(chosen.c.value))).values(fanned_out_at=now),
-        bound,
+
+
+@built_once
+def _mark_fanned_out(connection: Connection) -> Any:
+    chosen = value_list(connection, "positions", int)
+    return (
+        sa.update(outbox)
+        .where(outbox.c.position.in_(sa.select(chosen.c.value)))
+        .values(fanned_out_at=sa.bindparam("now", type_=sa.BigInteger))
     )
+
+
+def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:
+    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out."""
+    chosen = pack(connection, positions)
+    connection.execute(_register(connection), {"positions": chosen})
+    connection.execute(_mark_fanned_out(connection), {"positions": chosen, "now": now})
 
 
 def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -104,20 +115,20 @@ def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]
     return list(ids), list(junk.items())
 
 
-def _recorded(connection: Connection, ids: Sequence[str]) -> list[Any]:
+@built_once
+def _named(connection: Connection) -> Any:
     wanted = value_list(connection, "ids", str)
-    return list(
-        connection.execute(
-            sa.select(
-                outbox.c.position,
-                outbox.c.event_id,
-                outbox.c.aggregate_id,
-                outbox.c.seq,
-                outbox.c.fanned_out_at,
-            ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value),
-            {"ids": pack(connection, ids)},
-        ).all()
-    )
+    return sa.select(
+        outbox.c.position,
+        outbox.c.event_id,
+        outbox.c.aggregate_id,
+        outbox.c.seq,
+        outbox.c.fanned_out_at,
+    ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value)
+
+
+def _recorded(connection: Connection, ids: Sequence[str]) -> list[Any]:
+    return list(connection.execute(_named(connection), {"ids": pack(connection, ids)}).all())
 
 
 def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:
