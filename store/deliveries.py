@@ -91,8 +91,7 @@ _NEXT = by_index(
 def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all()
-    return EventBatch(connection, [(row[0], row[1]) for row in rows])
+    return EventBatch(connection, connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all())
 
 
 _PROBES = (

@@ -34,22 +34,24 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     keeps its state.
     """
     ids, junk = _decode(entries)
-    rows = _recorded(connection, ids)
-    known = {row.event_id for row in rows}
-    junk += [(event_id, "is no event in the outbox") for event_id in ids if event_id not in known]
-    fresh = [row for row in rows if row.fanned_out_at is None]
-    positions = {row.position for row in fresh}
+    known: set[str] = set()
+    positions: set[int] = set()
     tops: dict[str, int] = {}
-    for row in fresh:
-        if row.seq > 1:
-            tops[row.aggregate_id] = max(row.seq, tops.get(row.aggregate_id, 0))
+    for position, event_id, aggregate_id, seq, fanned_out_at in _recorded(connection, ids):
+        known.add(event_id)
+        if fanned_out_at is None:
+            positions.add(position)
+            if seq > 1:
+                tops[aggregate_id] = max(seq, tops.get(aggregate_id, 0))
+    junk += [(event_id, "is no event in the outbox") for event_id in ids if event_id not in known]
+    duplicates = len(entries) - len(positions) - len(junk)
     for aggregate_id, top in sorted(tops.items()):
         positions.update(_earlier_unregistered(connection, aggregate_id, top))
     if positions:
         register_deliveries(connection, sorted(positions), now)
     if junk:
         _record_invalid(connection, junk, now)
-    return FannedOut(len(positions), len(entries) - len(fresh) - len(junk), len(junk), tuple(known))
+    return FannedOut(len(positions), duplicates, len(junk), tuple(known))
 
 
 @built_once
@@ -127,8 +129,8 @@ def _named(connection: Connection) -> Any:
     ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value)
 
 
-def _recorded(connection: Connection, ids: Sequence[str]) -> list[Any]:
-    return list(connection.execute(_named(connection), {"ids": pack(connection, ids)}).all())
+def _recorded(connection: Connection, ids: Sequence[str]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+    return connection.execute(_named(connection), {"ids": pack(connection, ids)}).all()
 
 
 def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:
