@@ -149,6 +149,24 @@ def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -
         raise RuntimeError(f"{len(positions) - count} deliveries of {receiver} were taken by a twin")
 
 
+_RECORD_FAILURE = (
+    sa.update(deliveries)
+    .where(
+        deliveries.c.receiver == sa.bindparam("of"),
+        deliveries.c.position == sa.bindparam("at"),
+        deliveries.c.status.in_([PENDING, RETRYING]),
+    )
+    .values(
+        status=sa.bindparam("becomes"),
+        attempts=sa.bindparam("attempts"),
+        last_error=sa.bindparam("error"),
+        next_attempt_at=sa.bindparam("due"),
+        settled_at=sa.bindparam("settled"),
+        has_run=sa.case((sa.bindparam("becomes") == DEAD, 0), else_=deliveries.c.has_run),
+    )
+)
+
+
 def record_failure(
     connection: Connection,
     receiver: str,
@@ -165,20 +183,16 @@ def record_failure(
     """
     dead = next_attempt_at is None
     connection.execute(
-        sa.update(deliveries)
-        .where(
-            deliveries.c.receiver == receiver,
-            deliveries.c.position == position,
-            deliveries.c.status.in_([PENDING, RETRYING]),
-        )
-        .values(
-            status=DEAD if dead else RETRYING,
-            attempts=attempts,
-            last_error=storable(error, MAX_ERROR),
-            next_attempt_at=next_attempt_at,
-            settled_at=now if dead else None,
-            **({"has_run": 0} if dead else {}),
-        )
+        _RECORD_FAILURE,
+        {
+            "of": receiver,
+            "at": position,
+            "becomes": DEAD if dead else RETRYING,
+            "attempts": attempts,
+            "error": storable(error, MAX_ERROR),
+            "due": next_attempt_at,
+            "settled": now if dead else None,
+        },
     )
 
 
