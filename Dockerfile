@@ -1,4 +1,4 @@
-# The worker. Versions come from requirements.txt, which serves as the list of constraints; the embedded
+# The worker, and the API as another command. Versions come from requirements.txt, which serves as the list of constraints; the embedded
 # servers and the test tools stay out.
 FROM python:3.13-slim
 

@@ -18,15 +18,15 @@ from sqlalchemy import Connection
 
 import embedded
 from config import Settings
-from contracts.errors import SaiseiError, Unreachable
+from contracts.errors import SaiseiError, Unreachable, WrongSettings
 from http_api.app import build_app
 from http_api.orders_desk import OrdersDesk
 from http_api.readiness import Readiness
-from http_api.settings import HOST, ApiSettings
+from http_api.settings import ApiSettings
 from http_api.waking import Waker
 from intake import Intake
-from receivers.registry import RECEIVERS
-from runs.connect import configured_address
+from receivers.registry import by_name
+from runs.profile import configured_address
 from store.clock import now_ms
 from store.control import initialize
 from store.engine import Database
@@ -71,7 +71,7 @@ def set_up(connection: Connection) -> None:
     registration, and on a new database the API may be there before any worker.
     """
     initialize(connection, now_ms())
-    for receiver in RECEIVERS:
+    for receiver in by_name().values():
         register_receiver(connection, receiver.name, receiver.event_types)
 
 
@@ -91,7 +91,8 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings, api: ApiSettings) -> None:
     """Answer requests until SIGTERM or SIGINT. Raises Unreachable when the port cannot be had."""
-    listener = _listen(api.port)
+    by_name()  # before anything is opened: a registry that is wrong is told at once
+    listener = _listen(api.host, api.port)
     database = Database(settings.database_url, busy_timeout=settings.busy)
     app = application(settings, database)
     server = _Server(
@@ -104,7 +105,7 @@ async def serve(settings: Settings, api: ApiSettings) -> None:
             timeout_graceful_shutdown=_GRACE,
         )
     )
-    server.ready_line = f"api ready http://{HOST}:{listener.getsockname()[1]}"
+    server.ready_line = f"api ready http://{api.host}:{listener.getsockname()[1]}"
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -119,31 +120,31 @@ async def serve(settings: Settings, api: ApiSettings) -> None:
     await server.serve([listener])
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     # The protocol by its number: only then does asyncio switch Nagle's delay off, which held each answer up for 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
+        listener.bind((host, port))
         listener.listen(1024)
         return listener
     except OSError as error:
         listener.close()
         raise Unreachable(
-            f"port {port} on {HOST} cannot be had ({os.strerror(error.errno or 0).lower()}); "
+            f"port {port} on {host} cannot be had ({os.strerror(error.errno or 0).lower()}); "
             "end the program that has it, or choose another by SAISEI_API_PORT"
         ) from None
 
 
 def main() -> int:
-    """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
+    """The process: logs to stderr, one sentence when it cannot start, and exit code 2 for unusable settings, else 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
         asyncio.run(serve(Settings.from_env(), ApiSettings.from_env()))
     except SaiseiError as error:
         print(f"api: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongSettings) else 1
     return 0
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import quote
 
-from contracts.errors import InvalidInput
+from contracts.errors import WrongSettings
 from contracts.messages import Timings
+
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Settings:
     def from_env(cls, env: Mapping[str, str] | None = None, home: Path | None = None) -> "Settings":
         """Settings of this process.
 
-        Raises InvalidInput that names the variable when one is unusable.
+        Raises WrongSettings that names the variable when one is unusable.
         """
         env = os.environ if env is None else env
         home = (home or Path(env.get("SAISEI_HOME") or ".saisei")).expanduser().absolute()
@@ -59,12 +61,16 @@ class Settings:
             if not 0 < values[spec.name] < 10**6:
                 number = "whole number" if kind is int else "number"
                 problems[f"SAISEI_{spec.name.upper()}"] = f"{text!r} is not a positive {number} below 1,000,000"
+        redis_url = env.get("REDIS_URL") or None
+        if redis_url is not None and not redis_url.startswith(_REDIS_SCHEMES):
+            # Without its value, which may hold a password.
+            problems["REDIS_URL"] = f"must begin with {', '.join(_REDIS_SCHEMES[:-1])} or {_REDIS_SCHEMES[-1]}"
         if problems:
-            raise InvalidInput(problems)
+            raise WrongSettings(problems)
         settings = cls(
             home=home,
             database_url=env.get("DATABASE_URL") or f"sqlite:///{quote(str(home / 'saisei.db'))}",
-            redis_url=env.get("REDIS_URL") or None,
+            redis_url=redis_url,
             # The embedded stack tells its children by the second name: it hides TEMPORAL_* of other servers from them.
             ui_url=env.get("TEMPORAL_UI_URL") or env.get("SAISEI_UI_URL") or None,
             **values,  # type: ignore[arg-type]
@@ -72,7 +78,7 @@ class Settings:
         if settings.heartbeat < 2 * settings.busy + 1:
             # A drain waits in line for the lock, then for a program that is not ours. Without a heartbeat meanwhile
             # it would be taken for dead, and a second one started beside it.
-            raise InvalidInput({"SAISEI_HEARTBEAT": "must exceed twice SAISEI_BUSY by at least a second"})
+            raise WrongSettings({"SAISEI_HEARTBEAT": "must exceed twice SAISEI_BUSY by at least a second"})
         return settings
 
     @property

@@ -1,6 +1,6 @@
 """Saisei's command line. `starter.py --help` lists the commands; each `--help` has an example.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Errors are one sentence on stderr.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings. Errors are one sentence on stderr.
 """
 
 import argparse
@@ -11,87 +11,72 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if __name__ == "__main__":
-    # What follows takes a second to import; Ctrl-C meanwhile ends us as it ends any program, without a traceback.
+    # What follows takes a moment to import; Ctrl-C meanwhile ends us as it ends any program, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from commands import (
-    api,
-    audit,
-    database,
-    dead,
-    demo,
-    events,
-    faults,
-    intake,
-    jobs,
-    labs,
-    links,
-    orders,
-    queues,
-    rebuilds,
-    recover,
-    stack,
-    status,
-)
-from commands.context import Context
-from commands.parsing import Commands, Parser, Run, WrongUsage
-from failures import FAILURES, sentence
+from commands.output import silence_stdout
+from commands.parsing import Parser, Run, WrongUsage
+from commands.registry import add_words
+from contracts.errors import WrongSettings
 
-_MODULES = (
-    *(stack, database, orders, jobs, events, dead, status, queues, links, api),
-    *(audit, intake, rebuilds, recover, faults, labs, demo),
-)
+if TYPE_CHECKING:
+    from commands.context import Context
 
 
-def parser() -> Parser:
-    """The whole command line."""
+def parser(said: str | None = None) -> Parser:
+    """The command line: the whole, or as far as the word that was `said` needs it."""
     top = Parser(
         prog="starter.py",
         description="Saisei (再生): an order-event pipeline on Temporal.",
         epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status\n\n"
-        "exit codes: 0 done, 1 refused or failed, 2 wrong usage",
+        "exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = Commands(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))
-    for module in _MODULES:
-        module.add(commands)
+    add_words(top, said)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    args = parser().parse_args(arguments)
-    if any(not _is_text(word) for word in arguments):
-        return _failed("the arguments must be valid UTF-8", 2)
     context = None
     try:
+        # The word comes first; what is said instead of it is told by the parser.
+        args = parser(next(iter(arguments), "")).parse_args(arguments)
+        if any(not _is_text(word) for word in arguments):
+            return _failed("the arguments must be valid UTF-8", 2)
+        from commands.context import Context  # here, since `--help` needs none of it
+
         context = Context(args)
         run: Run = args.run
         code = asyncio.run(_run(run, context, args))
         # A full disk is told here and not after our exit.
-        sys.stdout.flush()
+        context.flush()
         return code
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
     except BrokenPipeError:
-        # Piped into `head`: end quietly. Not by SIGPIPE, which would also end us, without a word and without cleaning
-        # up, when a server or the guard goes away.
-        _silence_stdout()
+        # A walk-through piped into `head` is broken off. Not by SIGPIPE, which would also end us, without a word and
+        # without cleaning up, when a server or the guard goes away.
+        silence_stdout()
         return 1
     except WrongUsage as error:
-        return _failed(f"{sentence(error)}; see --help", 2)
-    except FAILURES as error:
-        return _failed(sentence(error), 1)
+        return _failed(f"{' '.join(str(error).split())}; see --help", 2)
+    except Exception as error:
+        from failures import FAILURES, sentence  # here, since it knows every library that can fail
+
+        if not isinstance(error, FAILURES):
+            raise
+        return _failed(sentence(error), 2 if isinstance(error, WrongSettings) else 1)
     finally:
         if context is not None:
             context.close()
 
 
-async def _run(run: Run, context: Context, args: argparse.Namespace) -> int:
+async def _run(run: Run, context: "Context", args: argparse.Namespace) -> int:
     return await run(context, args)
 
 
@@ -99,15 +84,10 @@ def _failed(why: str, code: int) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        _silence_stdout()
+        silence_stdout()
     with contextlib.suppress(OSError):
         print(f"starter.py: {why}", file=sys.stderr)
     return code
-
-
-def _silence_stdout() -> None:
-    """What is left in the buffer would be written, and fail, once more at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_text(word: str) -> bool:

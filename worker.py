@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 from sqlalchemy import Connection
@@ -26,9 +27,9 @@ from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
 from config import Settings
-from contracts.errors import Unreachable
+from contracts.errors import Unreachable, WrongSettings
 from contracts.messages import DeliveryInput
-from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id
+from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id, receiver_of
 from failures import FAILURES, sentence
 from pipeline import event_list
 from pipeline.event_list import EventList
@@ -43,13 +44,15 @@ from pipeline.writer import Writer
 from receivers.base import Receiver
 from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name
-from runs.connect import configured_address, connect
+from runs.connect import connect
+from runs.profile import configured_address
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms
 from store.control import initialize
 from store.engine import Database
-from store.receivers import register_receiver
+from store.receiver_ends import read_end
+from store.receivers import current_receivers, register_receiver
 from workflows.delivery import DeliveryWorkflow
 from workflows.fan_out import FanOutWorkflow
 from workflows.fulfilment import FulfilmentWorkflow
@@ -162,7 +165,7 @@ class SaiseiWorker:
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
         redrives = RedriveActivities(self.writer, wake_receivers)
         rebuilds = RebuildActivities(self.writer)
-        drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain))
+        drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain), self._why_ended)
         self._workers = (
             Worker(
                 client,
@@ -207,9 +210,19 @@ class SaiseiWorker:
     async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
         await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id))
 
+    async def _why_ended(self, stage: str) -> str | None:
+        receiver = receiver_of(stage)
+        if receiver is None:
+            return None
+        end = await self.writer.read(partial(read_end, receiver=receiver))
+        return None if end is None or end.ended_at is None else end.sentence()
+
     async def __aenter__(self) -> "SaiseiWorker":
         try:
-            await self.writer.write(self._prepare)
+            for receiver in await self.writer.write(self._prepare):
+                logger.warning(
+                    "receiver %s is not in receivers/registry.py and its events wait; `receivers end` ends it", receiver
+                )
             await register_search_attributes(self.runs.client)
             for worker in self._workers:
                 await worker.__aenter__()
@@ -234,10 +247,12 @@ class SaiseiWorker:
         self.writer.close()
         self.events.close()
 
-    def _prepare(self, connection: Connection) -> None:
+    def _prepare(self, connection: Connection) -> list[str]:
+        """Make what is missing in the database; the receivers of the database that this worker does not know."""
         initialize(connection, now_ms())
         for receiver in self.receivers.values():
             register_receiver(connection, receiver.name, receiver.event_types)
+        return [name for name in current_receivers(connection) if name not in self.receivers]
 
     async def _keep_looking(self) -> None:
         while True:
@@ -264,6 +279,7 @@ def addresses(settings: Settings) -> tuple[str | None, str]:
 
 async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Unreachable when a server does not answer at the start."""
+    by_name(receivers)  # before anything is opened: a registry that is wrong is told at once
     temporal, redis_url = addresses(settings)
     database = Database(settings.database_url, busy_timeout=settings.busy)
     database.ping()
@@ -283,13 +299,13 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
 
 
 def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
-    """The process: logs to stderr, exit code 1 with one sentence when it cannot start."""
+    """The process: logs to stderr, one sentence when it cannot start, and exit code 2 for unusable settings, else 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongSettings) else 1
     except RPCError as error:
         print(f"worker: Temporal failed at the start: {error.message}", file=sys.stderr)
         return 1

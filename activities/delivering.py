@@ -75,8 +75,7 @@ class DeliveryActivities:
         `deliveries.attempts` decides, not Temporal's counter: a lost answer or a restarted run costs no attempt.
         Raises ApplicationError `ReceiverFailed` with the delay until the next attempt.
         """
-        receiver = self._require(message.receiver)
-        attempt = await self._writer.write(lambda connection: self._attempt(connection, receiver, message))
+        attempt = await self._writer.write(lambda connection: self._attempt(connection, message))
         if attempt.error is not None:
             raise ApplicationError(
                 attempt.error,
@@ -95,8 +94,7 @@ class DeliveryActivities:
 
         Raises ApplicationError `ReceiverFailed`, not to be retried, or `Refused` when it is not its turn.
         """
-        receiver = self._require(message.receiver)
-        attempt = await self._writer.write(lambda connection: self._by_hand(connection, receiver, message))
+        attempt = await self._writer.write(lambda connection: self._by_hand(connection, message))
         if attempt.error is not None:
             raise ApplicationError(attempt.error, type=attempt.kind, non_retryable=True)
         self._hub.notify([receiver_id(message.receiver)])
@@ -109,11 +107,12 @@ class DeliveryActivities:
             # Retried: a newer worker may know it.
             raise ApplicationError(str(error), type="UnknownReceiver") from error
 
-    def _attempt(self, connection: Connection, receiver: Receiver, message: DeliveryInput) -> _Attempt:
-        lock_receiver(connection, receiver.name)
-        delivery = load_delivery(connection, receiver.name, message.event_id)
+    def _attempt(self, connection: Connection, message: DeliveryInput) -> _Attempt:
+        lock_receiver(connection, message.receiver)
+        delivery = load_delivery(connection, message.receiver, message.event_id)
         if delivery.status != RETRYING:
-            return _Attempt(_result(delivery))
+            return _Attempt(_result(delivery))  # also where its receiver was ended, and no worker knows it
+        receiver = self._require(message.receiver)
         now = now_ms()
         wait = ((delivery.next_attempt_at or 0) - now) / 1000
         if wait > 0:
@@ -156,15 +155,16 @@ class DeliveryActivities:
         tried_at = (delivery.next_attempt_at or 0) - int(self._retry.delay(delivery.attempts) * 1000)
         return last_progress(connection, delivery.receiver) > tried_at
 
-    def _by_hand(self, connection: Connection, receiver: Receiver, message: DeliveryInput) -> _Attempt:
-        lock_receiver(connection, receiver.name)
-        delivery = load_delivery(connection, receiver.name, message.event_id)
+    def _by_hand(self, connection: Connection, message: DeliveryInput) -> _Attempt:
+        lock_receiver(connection, message.receiver)
+        delivery = load_delivery(connection, message.receiver, message.event_id)
         result = _result(delivery)
         if delivery.status == DONE:
             return _Attempt(result)
         if delivery.status not in (PENDING, RETRYING):
             state = "waived" if delivery.status == WAIVED else "a dead letter; redrive it first"
             return _Attempt(result, error=f"{message.event_id} is {state}", kind=Refused.__name__)
+        receiver = self._require(message.receiver)
         before = waits_behind(connection, receiver.name, delivery.event)
         if before is not None:
             return _Attempt(result, error=f"{message.event_id} waits behind {before}", kind=Refused.__name__)

@@ -1,6 +1,6 @@
 """The activity behind the long-lived runs: drain one stage while it is hot."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -13,7 +13,15 @@ from pipeline.stage import Limits, Stage, drain
 class DrainActivities:
     """Drains the stages that this worker knows."""
 
-    def __init__(self, stages: Iterable[Stage], hub: Hub, limits: Limits) -> None:
+    def __init__(
+        self,
+        stages: Iterable[Stage],
+        hub: Hub,
+        limits: Limits,
+        why_ended: Callable[[str], Awaitable[str | None]],
+    ) -> None:
+        """`why_ended(stage)`: the sentence of a receiver that was ended, or None; asked for unknown stages only."""
+        self._why_ended = why_ended
         self._stages = {stage.name: stage for stage in stages}
         self._hub = hub
         self._limits = limits
@@ -22,10 +30,14 @@ class DrainActivities:
     async def drain(self, message: DrainInput) -> DrainReport:
         """Move batches on until there is nothing for a moment, or for about a minute; heartbeats at every turn.
 
-        Raises what the database or Redis raised: Temporal tries again, and no event is blamed.
+        Raises what the database or Redis raised: Temporal tries again, and no event is blamed. Raises `ReceiverEnded`,
+        which is not tried again and so ends the run, for a receiver that was ended.
         """
         stage = self._stages.get(message.stage)
         if stage is None:
+            why = await self._why_ended(message.stage)
+            if why is not None:
+                raise ApplicationError(why, type="ReceiverEnded", non_retryable=True)
             # Another worker's version may know it; retried, and visible, until one does.
             raise ApplicationError(f"this worker knows no stage {message.stage}", type="UnknownStage")
         return await drain(

@@ -4,15 +4,12 @@ The floor is the same process with nobody beside it.
 """
 
 import contextlib
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from bench.report import Row, percentile, row
-from bench.stack import ROOT, Scratch, order_ids, record, scratch, wait_for
+from bench.stack import Scratch, beside, order_ids, record, scratch, wait_for
 
 COUNT = 50_000
 _RATE = 100.0  # orders a second of the second process
@@ -56,17 +53,6 @@ def _recorded_are_done(stack: Scratch, count: int) -> bool:
 def _writing(stack: Scratch, prefix: str) -> Iterator[dict[str, Any]]:
     """The second process for the block; what it measured is in the dictionary afterwards."""
     result: dict[str, Any] = {}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.writer", stack.database.url.render_as_string(), prefix, str(_RATE)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
+    with beside("bench.writer", stack.database.url.render_as_string(), prefix, str(_RATE)) as printed:
         yield result
-        output, _ = process.communicate(timeout=60)  # closes its input
-        result.update(json.loads(output))
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    result.update(printed[0])

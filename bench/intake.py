@@ -5,10 +5,7 @@ its event each. Beside a drain the floor is the same intake at rest.
 """
 
 import contextlib
-import json
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +14,7 @@ from dataclasses import dataclass, field
 
 from bench.drain import at_rest
 from bench.report import Row, percentile, row
-from bench.stack import ROOT, Scratch, order_ids, record, scratch, wait_for
+from bench.stack import Scratch, beside, order_ids, record, scratch, wait_for
 from contracts.errors import SaiseiError
 from contracts.events import ORDER_PLACED
 from contracts.orders import Order
@@ -154,20 +151,9 @@ def _over_http(stack: Scratch, database: Database) -> Iterator[Placing]:
         @contextlib.contextmanager
         def placing(prefix: str) -> Iterator[_Placed]:
             placed = _Placed()
-            clients = subprocess.Popen(
-                [sys.executable, "-m", "bench.client", host, port, str(CLIENTS), prefix],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            try:
+            with beside("bench.client", host, port, str(CLIENTS), prefix) as printed:
                 yield placed
-                output, _ = clients.communicate(timeout=60)  # closes its input
-                placed.times, placed.seconds = json.loads(output)
-            finally:
-                if clients.poll() is None:
-                    clients.kill()
-                    clients.wait()
+            placed.times, placed.seconds = printed[0]
 
         yield placing
 

@@ -1,6 +1,7 @@
 """A scratch stack: servers, database and worker in a temporary folder, gone afterwards."""
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -19,6 +21,7 @@ from contracts.events import ORDER_PLACED, payload_text
 from contracts.identifiers import order_aggregate, order_placed_id
 from contracts.orders import Order
 from embedded import TemporalServer, ValkeyServer
+from embedded.tied import tie
 from receivers.registry import RECEIVERS
 from store.audit import audit
 from store.clock import now_ms
@@ -68,13 +71,15 @@ class Scratch:
         self._programs += 1
         log = self.home / f"program-{self._programs}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env={**self._environment(database or self.database), **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+            process = tie(
+                subprocess.Popen(
+                    [sys.executable, *arguments],
+                    cwd=ROOT,
+                    env={**self._environment(database or self.database), **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
             )
 
         def said() -> list[str]:
@@ -135,6 +140,26 @@ def scratch() -> Iterator[Scratch]:
         finally:
             for server in servers:
                 server.stop()
+
+
+@contextlib.contextmanager
+def beside(module: str, *arguments: str) -> Iterator[list[Any]]:
+    """`python -m module arguments` for the block. It measures until its input closes; the JSON document that it prints
+    then is in the list after the block."""
+    process = tie(
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    )
+    printed: list[Any] = []
+    try:
+        yield printed
+        output, _ = process.communicate(timeout=60)  # closes its input
+        printed.append(json.loads(output))
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def open_database(path: Path) -> Database:

@@ -6,15 +6,13 @@ from rich.table import Table
 
 from commands.api_client import HERE, ApiClient, add_api_flag, api_url
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from contracts.errors import Unreachable
 
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    parser = command(
-        commands.top, "read-api", _read, "print the totals that the HTTP API serves", "starter.py read-api"
-    )
+    parser = commands.command("read-api", _read, "starter.py read-api")
     add_api_flag(parser, "the API to ask", default=HERE)
 
 

@@ -4,7 +4,7 @@ from argparse import Namespace
 from typing import Any
 
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from store.audit import audit
 from store.audit_findings import Audit
 from store.deliveries import DEAD, DONE, PENDING, RETRYING, WAIVED
@@ -15,13 +15,7 @@ _CHECKED = ("I1", "I2", "I3", "I5", "I6")
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    command(
-        commands.top,
-        "audit",
-        _audit,
-        "check that no event is lost, no effect is double and the totals are right; exit code 1 names what is not",
-        "starter.py audit",
-    )
+    commands.command("audit", _audit, "starter.py audit")
 
 
 def audit_document(found: Audit) -> dict[str, Any]:

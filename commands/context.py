@@ -1,7 +1,8 @@
 """What every command gets: settings, the database, Redis, Temporal, and where to print.
 
 Results go to stdout (a table or lines, or one JSON document with `--json`), messages and progress to stderr, so that
-output can be piped.
+output can be piped. The libraries of the servers are imported where one is opened: each takes 0.1 to 0.3 s, and few
+commands need all of them.
 """
 
 import json
@@ -9,25 +10,36 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from temporalio.client import Client
 
 import embedded
 from commands.links import Links
+from commands.output import silence_stdout
 from config import Settings
 from contracts.errors import NotFound, Unreachable
-from pipeline import event_list
-from pipeline.event_list import EventList
-from receivers.registry import RECEIVERS, by_name
-from runs.connect import configured_address, configured_namespace, connect
-from runs.starts import Runs
+from receivers.registry import by_name
+from runs.profile import configured_address, configured_namespace
 from store.control import read_control
 from store.engine import Database
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from pipeline.event_list import EventList
+    from runs.starts import Runs
+
+
+class _Output(Console):
+    """A console whose reader may leave (`| head`): the work goes on, since it must not depend on who reads of it, and
+    so the exit code tells of the work."""
+
+    def on_broken_pipe(self) -> None:
+        silence_stdout()
 
 
 class Context:
@@ -38,7 +50,7 @@ class Context:
         self.json: bool = args.json
         self.settings = Settings.from_env()
         # Ids may hold [brackets] and :colons:, which are no mark-up here.
-        self.out = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+        self.out = _Output(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
         self.messages = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._opened: list[Any] = []
         self._client: Client | None = None
@@ -71,25 +83,31 @@ class Context:
         return database
 
     @cached_property
-    def events(self) -> EventList:
+    def events(self) -> "EventList":
         """The Redis list. Raises Unreachable."""
+        from pipeline import event_list
+
         url = self.settings.redis_url or (self.stack.redis_url if self.stack else None)
         if url is None:
             raise Unreachable("no Redis server is running here; start one with `make up`, or set REDIS_URL")
-        events = EventList(event_list.connect(url))
+        events = event_list.EventList(event_list.connect(url))
         self._opened.append(events)
         events.ping()
         return events
 
-    async def client(self) -> Client:
+    async def client(self) -> "Client":
         """A Temporal client. Raises Unreachable."""
         if self._client is None:
+            from runs.connect import connect
+
             self._client = await connect(self.stack.temporal_address if self.stack else None)
         return self._client
 
-    async def runs(self) -> Runs:
+    async def runs(self) -> "Runs":
         """Starts and wakes runs. Raises Unreachable."""
-        return Runs(await self.client(), tuple(by_name(RECEIVERS)), self.settings.timings)
+        from runs.starts import Runs
+
+        return Runs(await self.client(), tuple(by_name()), self.settings.timings)
 
     @property
     def ui_url(self) -> str | None:
@@ -133,7 +151,18 @@ class Context:
 
     def result(self, document: Any) -> None:
         """The one JSON document of `--json`."""
-        print(json.dumps(document, ensure_ascii=False))
+        try:
+            print(json.dumps(document, ensure_ascii=False))
+        except BrokenPipeError:
+            silence_stdout()
+
+    def flush(self) -> None:
+        """Write what was printed. Raises OSError where it cannot be written, for another reason than that its reader
+        left."""
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            silence_stdout()
 
     def close(self) -> None:
         """Close what was opened."""

@@ -6,9 +6,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from contracts.errors import Unreachable
-from receivers.registry import RECEIVERS
+from receivers.registry import by_name
 from runs.search_attributes import missing_search_attributes, register_search_attributes
 from store.clock import now_ms
 from store.control import initialize
@@ -18,23 +18,17 @@ from store.schema import control, generations, metadata, receivers, subscription
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    command(
-        commands.top,
-        "init",
-        _init,
-        "make the tables, the control row, the receivers and the search attributes; changes nothing the second time",
-        "starter.py init",
-    )
+    commands.command("init", _init, "starter.py init")
 
 
 async def _init(context: Context, args: Namespace) -> int:
     with context.open_database().write() as connection:
         before = _present(connection)
         initialize(connection, now_ms())
-        for receiver in RECEIVERS:
+        for receiver in by_name().values():
             register_receiver(connection, receiver.name, receiver.event_types)
         made = _present(connection) - before
-    names = sorted(receiver.name for receiver in RECEIVERS)
+    names = sorted(by_name())
     attributes = await _attributes(context)
     if context.json:
         context.result(
@@ -47,7 +41,8 @@ async def _init(context: Context, args: Namespace) -> int:
         )
         return 0
     of = f"{len(metadata.tables)} tables, receivers {', '.join(names)}"
-    context.line(f"database: {f'{len(made)} things added' if made else 'unchanged'} ({of})")
+    what = "unchanged" if not made else f"added {', '.join(sorted(made))}" if before else "set up"
+    context.line(f"database: {what} ({of})")
     if attributes is not None:
         context.line(f"search attributes: {'registered' if attributes else 'unchanged'}")
     return 0

@@ -1,11 +1,8 @@
 """`dead list`, `dead redrive`, `dead waive`: what receivers could not take, and what a person does about it."""
 
 import argparse
-import asyncio
-import getpass
 import re
 import secrets
-import time
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from temporalio.service import RPCError
 
 from commands.context import Context
+from commands.following import follow
+from commands.output import short
 from commands.parsing import Commands, WrongUsage, command, whole_number
+from commands.person import who
 from contracts.errors import SaiseiError
 from contracts.names import REDRIVE_COMPLETED, REDRIVE_RUNNING, receiver_id, redrive_id
 from store.clock import iso, now_ms
@@ -34,15 +34,13 @@ from store.deliveries import DEAD, WAIVED
 from store.redrives import Redrive, freeze_redrive, get_redrive, refuse_waived
 
 _LOOK_AFTER_MS = 5_000  # after this the worker's look starts a run that could not be started here
-_POLL = 0.1
 _SILENCE = 10.0  # seconds without progress after which a waiting person is told why that may be
-_LONGEST_CELL = 200
 _LONG_AGO = 1e11  # seconds: before all time that we count
 
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("dead", "dead letters: events that a receiver could not take")
+    group = commands.group("dead")
     listing = command(
         group, "list", _list, "list dead letters, totals first", "starter.py dead list --receiver sales --since 2h"
     )
@@ -185,8 +183,7 @@ async def _start(context: Context, redrive: Redrive) -> bool:
 
 
 async def _wait(context: Context, redrive: Redrive) -> Redrive:
-    """Follows the database, which knows how far it is whoever does the work."""
-    progress = Progress(
+    bar = Progress(
         TextColumn("redriving"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -195,36 +192,26 @@ async def _wait(context: Context, redrive: Redrive) -> Redrive:
         transient=True,
         disable=context.json or not context.messages.is_terminal,
     )
-    moved, told = time.monotonic(), False
-    with progress:
-        task = progress.add_task("", total=redrive.total)
-        while redrive.state == REDRIVE_RUNNING:
-            try:
-                await asyncio.sleep(_POLL)
-            except asyncio.CancelledError:
-                context.say(f"redrive {redrive.request_id} goes on without this command")
-                raise
-            before = redrive
-            redrive = await asyncio.to_thread(_read, context, redrive.request_id)
-            progress.update(task, completed=redrive.total - redrive.left)
-            if redrive != before:
-                moved = time.monotonic()
-            elif time.monotonic() - moved > _SILENCE and not told:
-                told = True
-                context.say(
-                    "no worker has moved it on for 10 seconds; it goes on when one does, also without this command"
-                )
-    return redrive
 
+    async def why(_redrive: Redrive) -> str:
+        return "no worker has moved it on for 10 seconds; it goes on when one does, also without this command"
 
-def _read(context: Context, request_id: str) -> Redrive:
-    with context.database.read() as connection:
-        return get_redrive(connection, request_id)
+    return await follow(
+        context,
+        bar,
+        redrive,
+        read=lambda connection: get_redrive(connection, redrive.request_id),
+        runs=lambda redrive: redrive.state == REDRIVE_RUNNING,
+        show=lambda redrive: {"completed": redrive.total - redrive.left, "total": redrive.total},
+        leaving=f"redrive {redrive.request_id} goes on without this command",
+        silence=_SILENCE,
+        why=why,
+    )
 
 
 async def _waive(context: Context, args: Namespace) -> int:
     with context.database.write() as connection:
-        waiver = waive(connection, args.receiver, args.event, args.reason, _who(), now_ms())
+        waiver = waive(connection, args.receiver, args.event, args.reason, who(), now_ms())
     if waiver.created:
         try:
             await (await context.runs()).wake([receiver_id(waiver.receiver)])
@@ -245,13 +232,6 @@ async def _waive(context: Context, args: Namespace) -> int:
     else:
         context.line(waiver.sentence())
     return 0
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return "unknown"
 
 
 def _totals_document(receivers: list[ReceiverTotal], errors: list[ErrorTotal]) -> dict[str, Any]:
@@ -321,7 +301,7 @@ def _print_totals(context: Context, status: str, receivers: list[ReceiverTotal],
         context.line("")
         context.table(
             ("count", "receiver", "error", "for example"),
-            [(f"{each.count:,}", each.receiver, each.kind, _line(each.example)) for each in errors],
+            [(f"{each.count:,}", each.receiver, each.kind, short(each.example)) for each in errors],
         )
 
 
@@ -335,13 +315,7 @@ def _print_page(context: Context, page: list[DeadLetter], *, waived: bool) -> No
         context.table(
             ("receiver", "event", "dead since", "waiting", "error"),
             [
-                (each.receiver, each.event_id, iso(each.settled_at), each.waiting, _line(each.error or ""))
+                (each.receiver, each.event_id, iso(each.settled_at), each.waiting, short(each.error or ""))
                 for each in page
             ],
         )
-
-
-def _line(error: str) -> str:
-    """An error as a cell of a table; --json has all of it."""
-    text = " ".join(error.split())
-    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"

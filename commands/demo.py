@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 import embedded
 from commands.context import Context
 from commands.labs import run_delivery, run_outbox, run_recovery, show_recovery_step, show_step
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from contracts import search
 from contracts.errors import SaiseiError, Unreachable
 from intake import Intake
@@ -26,7 +26,7 @@ from labs import delivery, live, outbox, recovery_state
 from labs.scratch import ended_at_once
 from labs.verdict import Verdict
 from pipeline.failure import describe
-from runs.connect import configured_address
+from runs.profile import configured_address
 from runs.starts import Runs
 
 _ORDERS = 20
@@ -35,13 +35,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    parser = command(
-        commands.top,
-        "demo",
-        _demo,
-        "run the walk-throughs and a small live run, and print a verdict for each",
-        "starter.py demo --keep",
-    )
+    parser = commands.command("demo", _demo, "starter.py demo --keep")
     parser.add_argument(
         "--keep", action="store_true", help="leave the servers and the worker up, with links into the Web UI"
     )

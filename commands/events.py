@@ -17,6 +17,7 @@ from contracts.names import FAN_OUT_ID
 from store.clock import iso
 from store.deliveries import DONE, PENDING, Delivery, deliveries_of
 from store.outbox import find_event, publish_again
+from store.receiver_ends import read_end
 from store.receivers import get_hold, registered_receivers
 
 _MOST_TIMES = 100_000
@@ -25,7 +26,7 @@ _AT_ONCE = 1000  # entries of one push
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("event", "publish, show, deliver and duplicate events")
+    group = commands.group("event")
     publish = command(
         group,
         "publish",
@@ -59,7 +60,7 @@ def add(commands: Commands) -> None:
 
 
 def event_document(connection: Connection, name: str) -> dict[str, Any]:
-    """The event of that id, or of that order, and its deliveries, as JSON shows them here and over HTTP.
+    """The event of that id, or of that order, and its deliveries, as JSON shows them.
 
     `held` is a pending delivery at a receiver that is on hold. Raises NotFound.
     """
@@ -182,14 +183,17 @@ async def _duplicate(context: Context, args: Namespace) -> int:
 
 
 def _delivery(connection: Connection, receiver: str, name: str) -> Delivery:
-    """Raises NotFound for what of it does not exist."""
+    """Raises NotFound for what of it does not exist, Refused where the receiver was ended before the event."""
     known = registered_receivers(connection)
     if receiver not in known:
         raise NotFound(f"there is no receiver {receiver}; there are {', '.join(known)}")
     event_id = find_event(connection, name).event.event_id
+    end = read_end(connection, receiver)
     for delivery in deliveries_of(connection, event_id):
         if delivery.receiver == receiver:
             return delivery
+    if end is not None and end.ended_at is not None:
+        raise Refused(f"{event_id} is not for {receiver}: {end.sentence()}")
     raise NotFound(f"there is no delivery of {event_id} to {receiver} yet; `event publish` registers what is missing")
 
 

@@ -15,7 +15,7 @@ _DEFAULT = "sales"
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("fault", "drill switches: a receiver that fails, or is away")
+    group = commands.group("fault")
     on = command(
         group,
         "on",

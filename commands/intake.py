@@ -10,7 +10,7 @@ from store.schema import OPEN, PAUSED
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("intake", "take no new orders, or take them again")
+    group = commands.group("intake")
     command(
         group,
         "pause",

@@ -21,7 +21,7 @@ from store.jobs import JOB_LOOK_MS, begin_job, get_job
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("job", "run and show charge -> ship jobs")
+    group = commands.group("job")
     run = command(
         group, "run", _run, "run a job, or resume it where it stopped", "starter.py job run job-1 --amount 100"
     )

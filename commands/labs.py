@@ -18,7 +18,7 @@ from labs.verdict import Verdict
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("lab", "walk-throughs on servers of their own; they touch no live data")
+    group = commands.group("lab")
     default = delivery.Plan()
     one = command(
         group,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from contracts.errors import Refused
 from contracts.names import FAN_OUT_ID, RELAY_ID, receiver_id
-from receivers.registry import RECEIVERS, by_name
+from receivers.registry import by_name
 
 if TYPE_CHECKING:
     from commands.context import Context
@@ -54,14 +54,14 @@ class Links:
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    command(commands.top, "links", _links, "print links into the Temporal Web UI", "starter.py links")
+    commands.command("links", _links, "starter.py links")
 
 
 async def _links(context: "Context", args: Namespace) -> int:
     links = context.links
     if links is None:
         raise Refused(NO_UI)
-    found = links.everything(by_name(RECEIVERS))
+    found = links.everything(by_name())
     if context.json:
         context.result(dict(found))
     else:

@@ -14,7 +14,7 @@ from commands.parsing import Commands, WrongUsage, command, whole_number
 from contracts.identifiers import order_placed_id
 from contracts.orders import Order, parse_order
 from intake import Intake
-from store.clock import iso
+from store.documents import order_document
 from store.orders import PlacedOrder, get_order
 
 _MOST = 1_000_000
@@ -23,7 +23,7 @@ _OWN = ("sku", "qty", "amount", "currency")
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    group = commands.group("orders", "place and show orders")
+    group = commands.group("orders")
     place = command(group, "place", _place, "place orders", "starter.py orders place --start 1 --count 12")
     place.epilog = f"{place.epilog}\n  starter.py orders place --id A-7 --sku tea --qty 2 --amount 1980 --currency JPY"
     number = whole_number(1, 10**10)
@@ -67,18 +67,6 @@ def _chosen_orders(args: Namespace) -> Sequence[Order]:
         if re.fullmatch(r"-?[0-9]{1,18}", str(fields[name])):
             fields[name] = int(str(fields[name]))
     return [parse_order(fields)]
-
-
-def order_document(placed: PlacedOrder) -> dict[str, object]:
-    """The order as JSON shows it, here and over HTTP."""
-    return {
-        "id": placed.order.id,
-        "sku": placed.order.sku,
-        "qty": placed.order.qty,
-        "amount": placed.order.amount,
-        "currency": placed.order.currency,
-        "placed_at": iso(placed.placed_at),
-    }
 
 
 async def _place(context: Context, args: Namespace) -> int:

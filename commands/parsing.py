@@ -1,7 +1,7 @@
 """How a command is declared: its parser, its function, and an example that its help shows."""
 
 import argparse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from contracts.errors import SaiseiError
@@ -30,13 +30,24 @@ class Parser(argparse.ArgumentParser):
 class Commands:
     """The top level, to which each module of this package adds its commands."""
 
-    def __init__(self, subparsers: "argparse._SubParsersAction[Parser]") -> None:
-        self.top = subparsers
+    def __init__(self, subparsers: "argparse._SubParsersAction[Parser]", summaries: Mapping[str, str]) -> None:
+        """`summaries`: what each word of the top level is for."""
+        self._top = subparsers
+        self._summaries = summaries
 
-    def group(self, name: str, summary: str) -> "argparse._SubParsersAction[Parser]":
+    def command(self, name: str, run: Run, example: str) -> argparse.ArgumentParser:
+        """A word that is a command by itself, such as `status`."""
+        return command(self._top, name, run, self._summaries[name], example)
+
+    def group(self, name: str) -> "argparse._SubParsersAction[Parser]":
         """A word that takes a second one, such as `orders place`."""
-        parser = self.top.add_parser(name, help=summary, description=summary)
+        summary = self._summaries[name]
+        parser = self._top.add_parser(name, help=summary, description=summary)
         return parser.add_subparsers(dest=f"{name}_command", required=True, metavar="COMMAND")
+
+    def mention(self, name: str) -> None:
+        """A word that was not said: a line of help."""
+        self._top.add_parser(name, help=self._summaries[name])
 
 
 def command(

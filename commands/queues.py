@@ -4,7 +4,8 @@ from argparse import Namespace
 from typing import Any
 
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.output import short
+from commands.parsing import Commands
 from contracts.names import OUTBOX_LIST
 from store.clock import iso
 from store.deliveries import DEAD, PENDING, RETRYING
@@ -15,9 +16,7 @@ _SHOWN = 10
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    queues = command(
-        commands.top, "queues", _queues, "show what waits in Redis and at each receiver", "starter.py queues --summary"
-    )
+    queues = commands.command("queues", _queues, "starter.py queues --summary")
     queues.add_argument("--summary", action="store_true", help="counts only, not the first entries")
 
 
@@ -76,7 +75,9 @@ def _print(context: Context, document: dict[str, Any]) -> None:
     )
     if document.get("first_entries"):
         context.line("")
-        context.table(["first entries"], ([entry] for entry in document["first_entries"]))
+        context.table(["first entries"], ([short(entry)] for entry in document["first_entries"]))
     if document.get("invalid_entries"):
         context.line("")
-        context.table(["invalid entry", "reason"], ([e["entry"], e["reason"]] for e in document["invalid_entries"]))
+        context.table(
+            ["invalid entry", "reason"], ([short(e["entry"]), e["reason"]] for e in document["invalid_entries"])
+        )

@@ -16,7 +16,9 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
+from commands.chunks import in_chunks
 from commands.context import Context
+from commands.following import follow
 from commands.parsing import Commands, command
 from commands.waiting import failure, standing
 from contracts.errors import Refused, Unreachable
@@ -40,29 +42,15 @@ _POLL = 0.05
 _PATIENCE = 15.0  # seconds until a worker must have begun it, for somebody who waits
 _SAY_AFTER = 1.5
 _ENDING = 10.0  # seconds that a run may need to clear up
-_TARGET = 0.015  # seconds that a transaction of a drop should take: others wait for the write lock
-_NARROWEST, _WIDEST = 200, 20_000
 _LONGEST_BOUND = 7 * 86_400
 
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    rebuild = command(
-        commands.top,
-        "rebuild",
-        _rebuild,
-        "rebuild the sales totals from the whole history, prove them equal, and switch to them, with intake paused",
-        "starter.py rebuild --wait --resume",
-    )
+    rebuild = commands.command("rebuild", _rebuild, "starter.py rebuild --wait --resume")
     _add_run_flags(rebuild)
-    command(
-        commands.top,
-        "execution",
-        _execution,
-        "show the rebuild or rollback that runs, or else the last one",
-        "starter.py execution --json",
-    )
-    group = commands.group("generations", "the copies of the sales totals")
+    commands.command("execution", _execution, "starter.py execution --json")
+    group = commands.group("generations")
     command(group, "list", _list, "list the generations, oldest first", "starter.py generations list")
     rollback = command(
         group,
@@ -220,25 +208,27 @@ async def _followed(context: Context, rebuild: Rebuild, handle: WorkflowHandle[A
         transient=True,
         disable=context.json or not context.messages.is_terminal,
     )
-    asked = time.monotonic()
-    with bar:
-        task = bar.add_task(rebuild.phase, total=1)
-        while rebuild.state == RUNNING:
-            bar.update(task, description=rebuild.phase, completed=rebuild.replayed, total=max(rebuild.expected, 1))
-            try:
-                await asyncio.sleep(_POLL)
-            except asyncio.CancelledError:
-                context.say(f"{rebuild.rebuild_id} goes on without this command; `execution` shows it")
-                raise
-            before = rebuild
-            rebuild = await asyncio.to_thread(_by_id, context, rebuild.rebuild_id)
-            if (rebuild.phase, rebuild.replayed, rebuild.expected) != (before.phase, before.replayed, before.expected):
-                asked = time.monotonic()
-            elif time.monotonic() - asked > _PATIENCE:
-                asked = time.monotonic()
-                with contextlib.suppress(RPCError):
-                    context.say(f"{rebuild.rebuild_id}, {rebuild.phase}: {await standing(handle) or 'is under way'}")
-    return rebuild
+
+    async def why(rebuild: Rebuild) -> str | None:
+        with contextlib.suppress(RPCError):
+            return f"{rebuild.rebuild_id}, {rebuild.phase}: {await standing(handle) or 'is under way'}"
+        return None
+
+    return await follow(
+        context,
+        bar,
+        rebuild,
+        read=lambda connection: get_rebuild(connection, rebuild.rebuild_id),
+        runs=lambda rebuild: rebuild.state == RUNNING,
+        show=lambda rebuild: {
+            "description": rebuild.phase,
+            "completed": rebuild.replayed,
+            "total": max(rebuild.expected, 1),
+        },
+        leaving=f"{rebuild.rebuild_id} goes on without this command; `execution` shows it",
+        silence=_PATIENCE,
+        why=why,
+    )
 
 
 async def _execution(context: Context, args: Namespace) -> int:
@@ -327,30 +317,17 @@ async def _drop(context: Context, args: Namespace) -> int:
         begin_drop(connection, args.generation)
     with context.database.read() as connection:
         rows = count_rows(connection, args.generation)
-    bar = Progress(console=context.messages, transient=True, disable=context.json or not context.messages.is_terminal)
-    removed, width = 0, 2_000
-    with bar:
-        task = bar.add_task(f"dropping {args.generation}", total=rows)
-        while True:
-            count, seconds = await asyncio.to_thread(_drop_chunk, context, args.generation, width)
-            removed += count
-            bar.update(task, completed=removed)
-            if count < width:
-                break
-            width = int(min(_WIDEST, max(_NARROWEST, width * min(2.0, max(0.5, _TARGET / max(seconds, 0.0005))))))
+    removed = await in_chunks(
+        context,
+        f"dropping {args.generation}",
+        rows,
+        lambda connection, limit: drop_chunk(connection, args.generation, limit),
+    )
     if context.json:
         context.result({"generation": args.generation, "removed": removed})
     else:
         context.line(f"{args.generation} is dropped, {removed:,} rows removed")
     return 0
-
-
-def _drop_chunk(context: Context, generation: str, limit: int) -> tuple[int, float]:
-    """How many rows went, and for how many seconds others could not write."""
-    with context.database.write() as connection:
-        begun = time.monotonic()
-        removed = drop_chunk(connection, generation, limit)
-    return removed, time.monotonic() - begun
 
 
 def _running(context: Context) -> Rebuild | None:
@@ -361,11 +338,6 @@ def _running(context: Context) -> Rebuild | None:
 def _of_run(context: Context, run_id: str) -> Rebuild | None:
     with context.database.read() as connection:
         return rebuild_of_run(connection, run_id)
-
-
-def _by_id(context: Context, rebuild_id: str) -> Rebuild:
-    with context.database.read() as connection:
-        return get_rebuild(connection, rebuild_id)
 
 
 def _elapsed(rebuild: Rebuild) -> float:

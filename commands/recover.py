@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from commands.context import Context
 from commands.events import wake
-from commands.parsing import Commands, command
+from commands.parsing import Commands
 from contracts.names import FAN_OUT_ID, RELAY_ID
 from pipeline.recovery import recover_outbox
 from pipeline.writer import Writer
@@ -13,13 +13,7 @@ from store.clock import now_ms
 
 def add(commands: Commands) -> None:
     """Register the command."""
-    command(
-        commands.top,
-        "recover-outbox",
-        _recover,
-        "send what Redis lost again, now rather than after the worker's 30 seconds; what waits there is left alone",
-        "starter.py recover-outbox",
-    )
+    commands.command("recover-outbox", _recover, "starter.py recover-outbox")
 
 
 async def _recover(context: Context, args: Namespace) -> int:

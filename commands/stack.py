@@ -17,13 +17,13 @@ from sqlalchemy import make_url
 
 import embedded
 from commands.context import Context
-from commands.parsing import Commands, command, whole_number
+from commands.parsing import Commands, whole_number
 from contracts import search
 from contracts.errors import Refused
 from embedded import AlreadyRunning, Child, EmbeddedError, Stack
 from http_api.settings import DEFAULT_PORT, HOST, ApiSettings
-from receivers.registry import RECEIVERS, by_name
-from runs.connect import configured_address
+from receivers.registry import by_name
+from runs.profile import configured_address
 
 _ROOT = Path(__file__).resolve().parent.parent
 _READY_LINE = "worker ready"
@@ -34,13 +34,7 @@ _PORT = whole_number(1, 65_535)
 
 def add(commands: Commands) -> None:
     """Register the commands."""
-    up = command(
-        commands.top,
-        "up",
-        _up,
-        "start the servers, the worker and the HTTP API in the background",
-        "starter.py up --ui-port 8233",
-    )
+    up = commands.command("up", _up, "starter.py up --ui-port 8233")
     for flag, what in (("--temporal-port", "Temporal"), ("--ui-port", "the Web UI"), ("--redis-port", "Redis")):
         up.add_argument(flag, type=_PORT, metavar="PORT", help=f"port of {what}; its former or a free one if not said")
     up.add_argument(
@@ -49,7 +43,7 @@ def add(commands: Commands) -> None:
         metavar="PORT",
         help=f"port of the HTTP API; SAISEI_API_PORT, else {DEFAULT_PORT} or a free one if not said",
     )
-    command(commands.top, "down", _down, "stop what `up` started; the data stays", "starter.py down")
+    commands.command("down", _down, "starter.py down")
 
 
 def worker_child(env: Mapping[str, str] | None = None) -> Child:
@@ -57,14 +51,15 @@ def worker_child(env: Mapping[str, str] | None = None) -> Child:
     return Child("worker", [sys.executable, str(_ROOT / "worker.py")], env=env or {}, ready_line=_READY_LINE)
 
 
-def api_child(port: int, env: Mapping[str, str] | None = None) -> Child:
-    """The HTTP API on that port as a child of the embedded stack, which then tells its address to whoever finds it."""
+def api_child(port: int, env: Mapping[str, str] | None = None, host: str = HOST) -> Child:
+    """The HTTP API at that address as a child of the embedded stack, which then tells it to whoever finds the stack."""
+    at = ApiSettings(host, port)
     return Child(
         "api",
         [sys.executable, str(_ROOT / "api.py")],
-        env={**(env or {}), "SAISEI_API_PORT": str(port)},
+        env={**(env or {}), "SAISEI_API_HOST": host, "SAISEI_API_PORT": str(port)},
         ready_line=_API_READY_LINE,
-        url=f"http://{HOST}:{port}",
+        url=f"http://{at.reachable_at}:{port}",
     )
 
 
@@ -116,12 +111,12 @@ def _api(context: Context, args: Namespace) -> list[Child]:
     if not all(importlib.util.find_spec(package) for package in ("fastapi", "uvicorn")):
         context.say("the HTTP API is not started: it needs fastapi and uvicorn; install Saisei with its extra `http`")
         return []
-    asked = _asked_api_port(args)
+    asked, host = _asked_api_port(args), ApiSettings.from_env().host
     if not asked:  # 0 is any free one
-        return [api_child(embedded.free_or_other(DEFAULT_PORT) if asked is None else embedded.any_free())]
+        return [api_child(embedded.free_or_other(DEFAULT_PORT) if asked is None else embedded.any_free(), host=host)]
     if not embedded.is_free(asked):
         raise Refused(f"port {asked} on {HOST} is taken; end the program that has it, or choose another by --api-port")
-    return [api_child(asked)]
+    return [api_child(asked, host=host)]
 
 
 def _asked_api_port(args: Namespace) -> int | None:
@@ -224,7 +219,7 @@ def _print(context: Context, stack: Stack, started: bool) -> None:
         "database": make_url(context.settings.database_url).render_as_string(),
         "logs": str(stack.home / "logs"),
     }
-    links = context.links.everything(by_name(RECEIVERS)) if context.links else []
+    links = context.links.everything(by_name()) if context.links else []
     if context.json:
         names = {"Temporal": "temporal", "Web UI": "ui", "Redis": "redis", "API": "api"}
         document = {names.get(name, name): address for name, address in addresses.items()}

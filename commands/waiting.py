@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import WorkflowHandle
 from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError
 
 from commands.context import Context
-from contracts.names import RELAY_ID
 
 _QUIET = 1.5  # seconds without a word: most runs are done by then
 _EVERY = 1.0
-_QUERY_TIMEOUT = 3.0
 
 
 async def result_of(context: Context, handle: WorkflowHandle[Any, Any]) -> Any:
@@ -34,16 +32,6 @@ async def result_of(context: Context, handle: WorkflowHandle[Any, Any]) -> Any:
         raise
     finally:
         result.cancel()
-
-
-async def worker_answers(client: Client) -> bool:
-    """Whether a worker answers a question within 3 seconds (every run can be asked for its description)."""
-    try:
-        async with asyncio.timeout(_QUERY_TIMEOUT):
-            await client.get_workflow_handle(RELAY_ID).query("__temporal_workflow_metadata")
-    except (RPCError, TimeoutError):
-        return False
-    return True
 
 
 @dataclass(frozen=True)

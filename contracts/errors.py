@@ -2,6 +2,7 @@
 
 SaiseiError
 ├── InvalidInput          bad field of an order, a job or a command; `.fields` names each
+│   └── WrongSettings     an environment variable, a profile or the registry is unusable
 ├── Conflict              the same business id, other content
 ├── NotFound              no such order, event, job or receiver
 ├── Refused               not now: intake paused, an event that waits behind another one, ...
@@ -29,6 +30,13 @@ class InvalidInput(SaiseiError):
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields = dict(fields)
         super().__init__("; ".join(f"{name}: {problem}" for name, problem in self.fields.items()))
+
+
+class WrongSettings(InvalidInput):
+    """What the process was told from outside is unusable; `fields` names each variable or file.
+
+    Nothing but another setting helps, so programs end with the exit code of wrong usage.
+    """
 
 
 class Conflict(SaiseiError):

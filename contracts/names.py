@@ -25,6 +25,12 @@ def receiver_id(receiver: str) -> str:
     return f"receiver/{receiver}"
 
 
+def receiver_of(stage: str) -> str | None:
+    """The receiver whose singleton `receiver_id` names so, or None for another stage."""
+    name = stage.removeprefix(receiver_id(""))
+    return None if name == stage else name
+
+
 def delivery_id(receiver: str, event_id: str) -> str:
     """Workflow id of the run that retries one event at one receiver."""
     return f"delivery/{receiver}/{event_id}"

@@ -13,19 +13,12 @@ from contracts.identifiers import id_problem
 from contracts.orders import parse_order
 from http_api import problems
 from http_api.body import read_object
-from http_api.documents import (
-    SCHEMAS,
-    answer,
-    order_document,
-    problem,
-    request_body,
-    sales_document,
-    status_document,
-)
 from http_api.orders_desk import OrdersDesk
 from http_api.problems import JsonAnswer, unavailable
 from http_api.readiness import Readiness
+from http_api.schemas import SCHEMAS, answer, path_parameter, problem, request_body
 from intake import Intake
+from store.documents import order_document, sales_document, status_document
 from store.orders import PlacedOrder, get_order
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -80,9 +73,12 @@ def build_app(desk: OrdersDesk, intake: Intake, readiness: Readiness, lifespan: 
     @reads(
         "/orders/{order_id:path}",
         summary="One order",
+        # Declared here: as an argument of the function it would bring an answer into the schema that is never given.
+        openapi_extra={"parameters": [path_parameter("order_id", "PlacedOrder", "id")]},
         responses={200: answer("PlacedOrder", "the order"), 404: problem("no such order"), **_DATABASE},
     )
-    async def show(order_id: str) -> Response:
+    async def show(request: Request) -> Response:
+        order_id: str = request.path_params["order_id"]
         missing = NotFound(f"there is no order {order_id[:200]}")
         if id_problem(order_id):
             raise missing  # never asked for: not every database can hold such a text
@@ -102,7 +98,9 @@ def build_app(desk: OrdersDesk, intake: Intake, readiness: Readiness, lifespan: 
     async def sales() -> Response:
         return JsonAnswer(await desk.read(sales_document))
 
-    @reads("/status", summary="How much is in which state", responses={200: answer("Status", "counts"), **_DATABASE})
+    @reads(
+        "/status", summary="What there is and where it stands", responses={200: answer("Status", "counts"), **_DATABASE}
+    )
     async def status() -> Response:
         return JsonAnswer(await desk.read(status_document))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from temporalio.client import Client
 
 from config import Settings
-from receivers.registry import RECEIVERS, by_name
+from receivers.registry import by_name
 from runs.connect import connect
 from runs.starts import Runs
 
@@ -86,5 +86,5 @@ class Waker:
         async with self._connecting:
             if self._runs is None:
                 client = await connect(await asyncio.to_thread(self._address), "api")
-                self._runs = Runs(client, tuple(by_name(RECEIVERS)), self._settings.timings)
+                self._runs = Runs(client, tuple(by_name()), self._settings.timings)
             return self._runs

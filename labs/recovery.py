@@ -31,7 +31,7 @@ from labs.scratch import Scratch, process_env
 from labs.verdict import LabFailed, Verdict
 from pipeline import event_list
 from pipeline.event_list import EventList
-from receivers.registry import RECEIVERS, by_name
+from receivers.registry import by_name
 from runs.starts import Runs
 from store.audit import audit
 from store.clock import now_ms
@@ -79,7 +79,7 @@ async def walk(plan: Plan, scratch: Scratch, tell: Callable[[Step], None]) -> Ve
         # The core's own log goes to stdout, where only the walk-through's lines belong.
         client = await Client.connect(address, runtime=Runtime(telemetry=TelemetryConfig(logging=None)))
         with ApiClient(url) as api:
-            steps = _Steps(plan, scratch, database, events, Runs(client, tuple(by_name(RECEIVERS))), api, url, tell)
+            steps = _Steps(plan, scratch, database, events, Runs(client, tuple(by_name())), api, url, tell)
             await steps.outage()
             await steps.rebuild()
             await steps.after()

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from contracts.errors import InvalidInput, Unreachable
+from contracts.errors import Unreachable, WrongSettings
 from contracts.names import OUTBOX_LIST, PROCESSED_HASH, PROCESSED_PREVIOUS
 
 # After this many ids `processed` becomes `processed.previous`, so the two hold at most twice as many.
@@ -34,7 +34,7 @@ def connect(url: str) -> "redis.Redis":
     """A client that tells of every failure at once.
 
     redis-py 8 repeats a command up to ten times when its reply is lost: one push would become many. Raises
-    InvalidInput for a URL that is none.
+    WrongSettings for a URL that is none.
     """
     try:
         return redis.Redis.from_url(
@@ -45,7 +45,7 @@ def connect(url: str) -> "redis.Redis":
             health_check_interval=0,
         )
     except ValueError as error:
-        raise InvalidInput({"REDIS_URL": str(error)}) from None
+        raise WrongSettings({"REDIS_URL": str(error)}) from None
 
 
 class EventList:

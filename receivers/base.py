@@ -28,6 +28,10 @@ class Receiver(ABC):
     name: ClassVar[str]
     event_types: ClassVar[frozenset[str]]
 
+    def described(self) -> str:
+        """Its class and module, for a sentence to whoever wrote it."""
+        return f"{type(self).__qualname__} of {type(self).__module__}"
+
     @abstractmethod
     def deliver(self, connection: Connection, event: Event) -> None:
         """Take one event: write its effect through `connection`, keyed by `event.position` (or `event.event_id`).

@@ -21,6 +21,9 @@ class Drillable(Receiver):
         self.name = receiver.name  # type: ignore[misc]  # of the one inside
         self.event_types = receiver.event_types  # type: ignore[misc]
 
+    def described(self) -> str:
+        return self._receiver.described()
+
     def deliver(self, connection: Connection, event: Event) -> None:
         self._obey(connection)
         self._receiver.deliver(connection, event)

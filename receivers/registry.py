@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from contracts.errors import NotFound
+from contracts.errors import NotFound, WrongSettings
 from receivers.base import Receiver
 from receivers.builtin import Billing, Mail, Sales
 
@@ -10,11 +10,18 @@ RECEIVERS: Sequence[Receiver] = (Billing(), Mail(), Sales())
 
 
 def by_name(receivers: Sequence[Receiver] = RECEIVERS) -> Mapping[str, Receiver]:
-    """name -> receiver. Raises ValueError when two share a name: they would share one completion state."""
-    names = [receiver.name for receiver in receivers]
-    if len(set(names)) != len(names):
-        raise ValueError(f"two receivers share a name: {sorted(names)}")
-    return {receiver.name: receiver for receiver in receivers}
+    """name -> receiver. Raises WrongSettings when two share a name: what one has taken would count for both."""
+    named: dict[str, Receiver] = {}
+    for receiver in receivers:
+        other = named.setdefault(receiver.name, receiver)
+        if other is not receiver:
+            raise WrongSettings(
+                {
+                    "receivers/registry.py": f"two receivers are named {receiver.name}: {other.described()} and "
+                    f"{receiver.described()}; give one of them another name"
+                }
+            )
+    return named
 
 
 def require(name: str, receivers: Mapping[str, Receiver]) -> Receiver:

@@ -7,11 +7,11 @@ import os
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client
 from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadConverter
-from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
-from contracts.errors import InvalidInput, Unreachable
+from contracts.errors import Unreachable, WrongSettings
+from runs.profile import configured
 
 _PATIENCE = 5.0  # seconds
 
@@ -29,23 +29,13 @@ class FailureConverter(DefaultFailureConverter):
 _CONVERTER = dataclasses.replace(DataConverter.default, failure_converter_class=FailureConverter)
 
 
-def configured_address() -> str | None:
-    """The address that the environment or profile names, or None. Raises InvalidInput when they cannot be read."""
-    return _configured().get("target_host")
-
-
-def configured_namespace() -> str:
-    """The namespace that the environment or profile names, else `default`. Raises InvalidInput as above."""
-    return _configured().get("namespace") or "default"
-
-
 async def connect(address: str | None = None, role: str = "starter") -> Client:
     """A client for the configured Temporal, else for `address` (`host:port`). `role` is who the Web UI says it is.
 
-    Raises Unreachable, in one sentence, when it does not answer within 5 seconds, and InvalidInput when its address is
+    Raises Unreachable, in one sentence, when it does not answer within 5 seconds, and WrongSettings when its address is
     none.
     """
-    config = _configured()
+    config = configured()
     target = config.get("target_host") or address
     if target is None:
         raise Unreachable("no Temporal server is running here; start one with `make up`, or set TEMPORAL_ADDRESS")
@@ -56,17 +46,9 @@ async def connect(address: str | None = None, role: str = "starter") -> Client:
             identity = f"saisei-{role}-{os.getpid()}"
             return await Client.connect(**config, identity=identity, data_converter=_CONVERTER)
     except ValueError as error:
-        raise InvalidInput({"TEMPORAL_ADDRESS": f"{target} is not host:port ({error})"}) from error
+        raise WrongSettings({"TEMPORAL_ADDRESS": f"{target} is not host:port ({error})"}) from error
     except (RuntimeError, OSError, TimeoutError, RPCError) as error:
         raise Unreachable(
             f"Temporal at {target} does not answer; "
             "start it, or correct or unset TEMPORAL_ADDRESS (`make up` starts one then)"
         ) from error
-
-
-def _configured() -> ClientConnectConfig:
-    try:
-        return ClientConfig.load_client_connect_config()
-    except Exception as error:  # the library's own kind, which it does not export
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInput({"Temporal's environment or profile": f"cannot be read ({reason})"}) from error

@@ -15,6 +15,7 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
+from temporalio.service import RPCError, RPCStatusCode
 
 from contracts import names, search
 from contracts.identifiers import job_aggregate
@@ -34,6 +35,12 @@ _RPC_TIMEOUT = timedelta(seconds=5)
 _TASK_TIMEOUT = timedelta(seconds=3)
 # A job's first decision holds both its steps: fifty at once on a slow disk take longer than that.
 _JOB_TASK_TIMEOUT = timedelta(seconds=10)
+
+# Stage -> its workflow, and what its runs are for.
+_PIPELINE = {
+    names.RELAY_ID: ("RelayWorkflow", "outbox to Redis"),
+    names.FAN_OUT_ID: ("FanOutWorkflow", "Redis to deliveries"),
+}
 
 
 class Runs:
@@ -59,106 +66,106 @@ class Runs:
         """Start the stages that are not running; the others notice nothing."""
         await asyncio.gather(*(self._start_stage(stage, wake=False) for stage in self.stages))
 
+    async def end_stage(self, stage: str, reason: str) -> bool:
+        """End the long-lived run of a stage that there is no more; whether there was one. Raises RPCError or
+        RuntimeError of the client when Temporal does not answer."""
+        try:
+            await self.client.get_workflow_handle(stage).terminate(reason=reason, rpc_timeout=_RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
     async def start_delivery(self, message: DeliveryInput) -> WorkflowHandle[Any, Any]:
         """The run that delivers one event to one receiver. A run by hand has an id of its own kind, so that it never
         takes the place of the retrying one."""
         workflow_id = names.delivery_id(message.receiver, message.event_id)
-        return await self.client.start_workflow(
+        return await self._start(
             "DeliveryWorkflow",
             message,
-            id=f"{workflow_id}/manual" if message.manual else workflow_id,
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"{message.event_id} to {message.receiver}",
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search.RECEIVER, message.receiver),
-                    SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
-                ]
-            ),
-            task_timeout=_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
+            f"{workflow_id}/manual" if message.manual else workflow_id,
+            f"{message.event_id} to {message.receiver}",
+            SearchAttributePair(search.RECEIVER, message.receiver),
+            SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
         )
 
     async def start_job(self, message: FulfilmentInput) -> WorkflowHandle[Any, Any]:
         """The run of a job whose row is written; attaches to the one that is open."""
-        return await self.client.start_workflow(
+        return await self._start(
             "FulfilmentWorkflow",
             message,
-            id=names.job_workflow_id(message.job_id),
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"charge and ship {message.job_id}",
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search.JOB, message.job_id),
-                    SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
-                ]
-            ),
+            names.job_workflow_id(message.job_id),
+            f"charge and ship {message.job_id}",
+            SearchAttributePair(search.JOB, message.job_id),
+            SearchAttributePair(search.AGGREGATE_ID, job_aggregate(message.job_id)),
             # Its first decision comes with the answer where this process has a worker.
             request_eager_start=True,
             task_timeout=_JOB_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
         )
 
     async def start_redrive(self, request_id: str, receiver: str | None) -> WorkflowHandle[Any, Any]:
         """The run of a redrive whose set is frozen; attaches to the one that is open."""
-        attributes = [SearchAttributePair(search.RECEIVER, receiver)] if receiver else []
-        return await self.client.start_workflow(
+        return await self._start(
             "RedriveWorkflow",
             RedriveInput(request_id, receiver, self._timings),
-            id=names.redrive_id(request_id),
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
-            search_attributes=TypedSearchAttributes(attributes),
-            rpc_timeout=_RPC_TIMEOUT,
-            task_timeout=_TASK_TIMEOUT,
+            names.redrive_id(request_id),
+            f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
+            *([SearchAttributePair(search.RECEIVER, receiver)] if receiver else []),
         )
 
     async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:
         """The rebuild's run. Raises WorkflowAlreadyStartedError while one runs."""
-        return await self.client.start_workflow(
+        return await self._start(
             "RebuildWorkflow",
             message,
-            id=names.REBUILD_ID,
-            task_queue=names.TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            names.REBUILD_ID,
+            f"{message.kind} of the sales totals",
+            SearchAttributePair(search.RECEIVER, "sales"),
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-            static_summary=f"{message.kind} of the sales totals",
-            search_attributes=TypedSearchAttributes([SearchAttributePair(search.RECEIVER, "sales")]),
-            task_timeout=_TASK_TIMEOUT,
-            rpc_timeout=_RPC_TIMEOUT,
         )
 
     async def _start_stage(self, stage: str, *, wake: bool) -> None:
-        workflow, argument, summary, attributes = self._stage(stage)
-        await self.client.start_workflow(
+        signal = names.WAKE_SIGNAL if wake else None
+        receiver = names.receiver_of(stage)
+        if receiver is not None:
+            await self._start(
+                "ReceiverWorkflow",
+                ReceiverInput(receiver, self._timings),
+                stage,
+                f"deliveries to {receiver}",
+                SearchAttributePair(search.RECEIVER, receiver),
+                start_signal=signal,
+            )
+            return
+        workflow, summary = _PIPELINE[stage]
+        await self._start(workflow, StageInput(self._timings), stage, summary, start_signal=signal)
+
+    async def _start(
+        self,
+        workflow: str,
+        message: Any,
+        workflow_id: str,
+        summary: str,
+        *attributes: SearchAttributePair[str],
+        id_conflict_policy: WorkflowIDConflictPolicy = WorkflowIDConflictPolicy.USE_EXISTING,
+        start_signal: str | None = None,
+        task_timeout: timedelta = _TASK_TIMEOUT,
+        request_eager_start: bool = False,
+    ) -> WorkflowHandle[Any, Any]:
+        """The run of that id. A policy each is said for one that is open and for one that has ended: what the server
+        does by itself is for it to change."""
+        return await self.client.start_workflow(
             workflow,
-            argument,
-            id=stage,
+            message,
+            id=workflow_id,
             task_queue=names.TASK_QUEUE,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            start_signal=names.WAKE_SIGNAL if wake else None,
+            id_conflict_policy=id_conflict_policy,
+            start_signal=start_signal,
             static_summary=summary,
-            search_attributes=attributes,
-            task_timeout=_TASK_TIMEOUT,
+            search_attributes=TypedSearchAttributes(attributes),
+            request_eager_start=request_eager_start,
+            task_timeout=task_timeout,
             rpc_timeout=_RPC_TIMEOUT,
-        )
-
-    def _stage(self, stage: str) -> tuple[str, Any, str, TypedSearchAttributes]:
-        if stage == names.RELAY_ID:
-            return "RelayWorkflow", StageInput(self._timings), "outbox to Redis", TypedSearchAttributes.empty
-        if stage == names.FAN_OUT_ID:
-            return "FanOutWorkflow", StageInput(self._timings), "Redis to deliveries", TypedSearchAttributes.empty
-        receiver = stage.removeprefix("receiver/")
-        return (
-            "ReceiverWorkflow",
-            ReceiverInput(receiver, self._timings),
-            f"deliveries to {receiver}",
-            TypedSearchAttributes([SearchAttributePair(search.RECEIVER, receiver)]),
         )

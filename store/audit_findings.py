@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from store.deliveries import DEAD, PENDING, RETRYING, WAIVED
-from store.schema import deliveries, outbox, sales_applied
+from store.schema import deliveries, ended_subscriptions, outbox, sales_applied, subscriptions
 
+_FOR_EVER = 2**63 - 1
 NAMED = 20  # ids named of each break
 SALES = "sales"
 _NEW = " AND outbox.fanned_out_at IS NULL"
@@ -22,6 +23,19 @@ UNFINISHED = {
     DEAD: "deliveries.status IN ('dead', 'waived') AND deliveries.status = 'dead'",
     WAIVED: "deliveries.status IN ('dead', 'waived') AND deliveries.status = 'waived'",
 }
+
+
+class Period(NamedTuple):
+    """Events of a type that a receiver takes: those after position `since`, up to `until` where it was ended."""
+
+    event_type: str
+    since: int
+    until: int
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it leaves out no event of the type."""
+        return self.since == 0 and self.until == _FOR_EVER
 
 
 @dataclass(frozen=True)
@@ -110,12 +124,34 @@ def read_fingerprint(row: Iterable[Any]) -> Fingerprint:
     return Fingerprint(count, int(total or 0), int(mixed or 0))
 
 
-def subscribed(keys: list[tuple[str, int]]) -> sa.ColumnElement[bool]:
-    """Events of these types, each after its position."""
+def periods(connection: Connection) -> dict[str, list[Period]]:
+    """Receiver -> what it takes and, where it was ended, what it took."""
+    taken: dict[str, list[Period]] = {}
+    for table, until in (
+        (subscriptions, sa.literal_column(str(_FOR_EVER))),
+        (ended_subscriptions, ended_subscriptions.c.until_position),
+    ):
+        for receiver, *period in connection.execute(
+            sa.select(table.c.receiver, table.c.event_type, table.c.since_position, until)
+        ):
+            taken.setdefault(receiver, []).append(Period(*period))
+    return taken
+
+
+def subscribed(taken: Iterable[Period]) -> sa.ColumnElement[bool]:
+    """Events of these types, each after its first position and up to its last."""
     # `+ 0`: SQLite would take `position > 0` for a reason to read the whole table, instead of the partial index.
+    position = outbox.c.position + 0
     return sa.or_(
         sa.false(),
-        *(sa.and_(outbox.c.event_type == event_type, outbox.c.position + 0 > since) for event_type, since in keys),
+        *(
+            sa.and_(
+                outbox.c.event_type == period.event_type,
+                position > period.since,
+                *([position <= period.until] if period.until < _FOR_EVER else []),
+            )
+            for period in taken
+        ),
     )
 
 

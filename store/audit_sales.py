@@ -20,12 +20,14 @@ from store.audit_findings import (
     fingerprint,
     held,
     name_of,
+    periods,
     read_fingerprint,
+    subscribed,
     weighed,
 )
 from store.deliveries import DONE
 from store.dialect import json_integer, json_text
-from store.schema import control, deliveries, generations, orders, outbox, sales_applied, sales_totals, subscriptions
+from store.schema import control, deliveries, generations, orders, outbox, sales_applied, sales_totals
 
 
 def check_generation(connection: Connection, found: Audit, done: Fingerprint) -> None:
@@ -113,26 +115,22 @@ class _GenerationAuditor:
                     )
                 ).one()
             )
-        before = self._before_sales()
-        if before is not None:
+        outside = self._not_for_sales()
+        if outside is not None:
             found += read_fingerprint(
                 self._connection.execute(
-                    sa.select(*fingerprint(outbox.c.position)).where(before, held(generation, outbox.c.position))
+                    sa.select(*fingerprint(outbox.c.position)).where(outside, held(generation, outbox.c.position))
                 ).one()
             )
         return found
 
-    def _before_sales(self) -> sa.ColumnElement[bool] | None:
-        """Events of the history that were there before `sales` took them, or None when it took them from the first."""
-        since = self._connection.execute(
-            sa.select(subscriptions.c.since_position).where(
-                subscriptions.c.receiver == SALES, subscriptions.c.event_type == ORDER_PLACED
-            )
-        ).scalar_one_or_none()
-        placed = outbox.c.event_type == ORDER_PLACED
-        if since is None:
-            return placed
-        return sa.and_(placed, outbox.c.position <= since) if since else None
+    def _not_for_sales(self) -> sa.ColumnElement[bool] | None:
+        """Events of the history that `sales` never took: from before it was registered or after it was ended. None when
+        it takes all of them."""
+        taken = [period for period in periods(self._connection).get(SALES, []) if period.event_type == ORDER_PLACED]
+        if any(period.is_everything for period in taken):
+            return None
+        return sa.and_(outbox.c.event_type == ORDER_PLACED, ~subscribed(taken))
 
     def _sums(self, generation: str) -> None:
         """Amounts of the history, by currency, = those of the generation + those that it lacks."""
@@ -157,13 +155,13 @@ class _GenerationAuditor:
         of_deliveries = lacking.join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
         for condition in UNFINISHED.values():
             add(-1, self._connection.execute(of_deliveries.where(at_sales(), sa.text(condition))))
-        before = self._before_sales()
+        outside = self._not_for_sales()
         without = lacking.where(~delivery_of(SALES))
         for condition in NOT_FANNED_OUT:
             new = without.where(sa.text(condition))
-            add(-1, self._connection.execute(new if before is None else new.where(~before)))
-        if before is not None:
-            add(-1, self._connection.execute(without.where(before)))
+            add(-1, self._connection.execute(new if outside is None else new.where(~outside)))
+        if outside is not None:
+            add(-1, self._connection.execute(without.where(outside)))
         if total != int(ordered) or any(any(entry) for entry in sums.values()):
             self._name_amounts(generation)
 

@@ -14,7 +14,8 @@ from contracts.events import Event
 from store.dialect import built_once, pack, value_list
 from store.schema import outbox
 
-_EVENT = (
+# The columns that an Event is made of, in its order.
+EVENT = (
     outbox.c.position,
     outbox.c.event_id,
     outbox.c.aggregate_id,
@@ -27,7 +28,7 @@ _EVENT = (
 @built_once
 def _chosen(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
-    return sa.select(*_EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value)
+    return sa.select(*EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value)
 
 
 class EventBatch(Sequence[Event]):

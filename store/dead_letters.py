@@ -107,7 +107,7 @@ def resolve(connection: Connection, filters: DeadFilter) -> DeadFilter:
     Raises NotFound for a receiver or an event that there is not: a slip of the pen must not look like "none are dead".
     """
     if filters.receiver is not None:
-        _require_receiver(connection, filters.receiver)
+        require_receiver(connection, filters.receiver)
     if filters.event is None:
         return filters
     return DeadFilter(
@@ -243,7 +243,7 @@ def waive(connection: Connection, receiver: str, event: str, reason: str, by: st
     when it is no dead letter.
     """
     reason = require_reason(reason)
-    _require_receiver(connection, receiver)
+    require_receiver(connection, receiver)
     # The drain of this receiver must not decide meanwhile what waits behind it.
     lock_receiver(connection, receiver)
     delivery = load_delivery(connection, receiver, find_event(connection, event))
@@ -275,11 +275,11 @@ _NOT_DEAD = {
 }
 
 
-def require_reason(reason: str) -> str:
-    """The reason as one line. Raises InvalidInput when there is none, or it is too long for a listing."""
+def require_reason(reason: str, what: str = "the event may be left out") -> str:
+    """The reason why `what`, as one line. Raises InvalidInput when there is none, or it is too long for a listing."""
     line = " ".join(reason.split())
     if not line:
-        raise InvalidInput({"reason": "must say why the event may be left out"})
+        raise InvalidInput({"reason": f"must say why {what}"})
     if len(line) > MAX_REASON:
         raise InvalidInput({"reason": f"must have at most {MAX_REASON} characters"})
     if not line.isprintable():
@@ -287,7 +287,8 @@ def require_reason(reason: str) -> str:
     return line
 
 
-def _require_receiver(connection: Connection, receiver: str) -> None:
+def require_receiver(connection: Connection, receiver: str) -> None:
+    """Raises NotFound, with the names that there are, for a receiver that was never registered."""
     known: Sequence[str] = registered_receivers(connection)
     if receiver not in known:
         raise NotFound(f"there is no receiver {receiver}; there are {', '.join(known) or 'none'}")

@@ -13,21 +13,12 @@ from sqlalchemy import Connection
 
 from contracts.errors import NotFound
 from contracts.events import Event
-from store.batch import EventBatch
+from store.batch import EVENT, EventBatch
 from store.dialect import MAX_ERROR, built_once, by_index, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
 PENDING, RETRYING, DONE, DEAD, WAIVED = "pending", "retrying", "done", "dead", "waived"
-
-_EVENT = (
-    outbox.c.position,
-    outbox.c.event_id,
-    outbox.c.aggregate_id,
-    outbox.c.seq,
-    outbox.c.event_type,
-    outbox.c.payload,
-)
 
 
 @dataclass(frozen=True)
@@ -215,7 +206,7 @@ def load_delivery(connection: Connection, receiver: str, event_id: str) -> Deliv
         for_update(
             connection,
             sa.select(
-                *_EVENT,
+                *EVENT,
                 deliveries.c.status,
                 deliveries.c.attempts,
                 deliveries.c.next_attempt_at,
@@ -252,7 +243,7 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
     rows = connection.execute(
         sa.select(
             deliveries.c.receiver,
-            *_EVENT,
+            *EVENT,
             deliveries.c.status,
             deliveries.c.attempts,
             deliveries.c.next_attempt_at,

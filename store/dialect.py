@@ -103,6 +103,14 @@ def lock_intake(connection: Connection, *, exclusive: bool) -> None:
         connection.execute(sa.select(take(_INTAKE_LOCK)))
 
 
+def lock_tables(connection: Connection, *tables: Table) -> None:
+    """Wait for every transaction that has written to these and let none begin to, until this one ends. For a moment
+    only: it stops intake too where `outbox` is among them. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        names = ", ".join(table.name for table in tables)
+        connection.execute(sa.text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+
+
 def lock_aggregates(connection: Connection, aggregate_ids: Sequence[str]) -> None:
     """One writer at a time for each aggregate, so that `seq` has no gap and positions ascend with it.
 

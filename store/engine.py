@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from contracts.errors import InvalidInput, StoreBusy, TransactionLost, Unreachable
+from contracts.errors import StoreBusy, TransactionLost, Unreachable, WrongSettings
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
@@ -34,13 +34,13 @@ class Database:
     def __init__(self, url: str | sa.URL, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
         """`busy_timeout` in seconds.
 
-        Raises InvalidInput for a URL that is neither SQLite nor PostgreSQL, Unreachable when the folder of an
+        Raises WrongSettings for a URL that is neither SQLite nor PostgreSQL, Unreachable when the folder of an
         SQLite file cannot be made.
         """
         try:
             parsed = sa.make_url(url)
         except (ArgumentError, ValueError):  # ValueError: a port that is no number
-            raise InvalidInput({"DATABASE_URL": "is not a database URL"}) from None
+            raise WrongSettings({"DATABASE_URL": "is not a database URL"}) from None
         self.url = parsed
         self._lock: FairLock | None = None
         if parsed.get_backend_name() == "sqlite":
@@ -48,7 +48,7 @@ class Database:
         elif parsed.get_backend_name() == "postgresql":
             self.engine = self._open_postgresql(parsed, pool_size)
         else:
-            raise InvalidInput({"DATABASE_URL": "must begin with sqlite:/// or postgresql://"})
+            raise WrongSettings({"DATABASE_URL": "must begin with sqlite:/// or postgresql://"})
         read = {_READ: True}
         self._reader = (
             self.engine.execution_options(**read)
@@ -113,11 +113,11 @@ class Database:
                 connect_args={"connect_timeout": 5},
             )
         except ImportError as error:
-            raise InvalidInput({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
+            raise WrongSettings({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
 
     def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int) -> Engine:
         if not url.database or url.database == ":memory:":
-            raise InvalidInput({"DATABASE_URL": "an SQLite database must be a file"})
+            raise WrongSettings({"DATABASE_URL": "an SQLite database must be a file"})
         path = Path(url.database)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,16 +13,14 @@ from sqlalchemy import Connection
 from contracts.errors import Conflict, NotFound
 from contracts.events import Event, payload_text
 from contracts.identifiers import order_placed_id
+from store.batch import EVENT
 from store.dialect import built_once, insert, lock_aggregates, pack, value_list
 from store.schema import PENDING, PUBLISHED, outbox
 
-_EVENT = (
-    outbox.c.position,
-    outbox.c.event_id,
-    outbox.c.aggregate_id,
-    outbox.c.seq,
-    outbox.c.event_type,
-    outbox.c.payload,
+# What waits for the relay and what is in Redis, each as its partial index has it.
+NOT_FANNED_OUT = (
+    f"outbox.status = '{PENDING}'",
+    f"outbox.status = '{PUBLISHED}' AND outbox.fanned_out_at IS NULL",
 )
 
 
@@ -39,7 +37,7 @@ class OutboxRow:
 _NEXT_SEQ = sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(
     outbox.c.aggregate_id == sa.bindparam("aggregate_id")
 )
-_RECORDED = sa.select(*_EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
+_RECORDED = sa.select(*EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
 
 
 @built_once
@@ -185,7 +183,7 @@ def publish_again(connection: Connection, event_id: str) -> Event:
         sa.update(outbox)
         .where(outbox.c.event_id == event_id)
         .values(status=PENDING, fanned_out_at=None)
-        .returning(*_EVENT)
+        .returning(*EVENT)
     ).one_or_none()
     if row is None:
         raise NotFound(_no_event(event_id))
@@ -194,7 +192,7 @@ def publish_again(connection: Connection, event_id: str) -> Event:
 
 def find_event(connection: Connection, name: str) -> OutboxRow:
     """The event of that id, or the `order-placed` event of the order of that id. Raises NotFound."""
-    columns = (*_EVENT, outbox.c.status, outbox.c.published_at, outbox.c.fanned_out_at)
+    columns = (*EVENT, outbox.c.status, outbox.c.published_at, outbox.c.fanned_out_at)
     for event_id in (name, order_placed_id(name)):
         row = connection.execute(sa.select(*columns).where(outbox.c.event_id == event_id)).one_or_none()
         if row is not None:
@@ -204,7 +202,7 @@ def find_event(connection: Connection, name: str) -> OutboxRow:
 
 def events_of(connection: Connection, aggregate_id: str) -> list[OutboxRow]:
     """All events of one aggregate, in order."""
-    columns = (*_EVENT, outbox.c.status, outbox.c.published_at, outbox.c.fanned_out_at)
+    columns = (*EVENT, outbox.c.status, outbox.c.published_at, outbox.c.fanned_out_at)
     rows = connection.execute(sa.select(*columns).where(outbox.c.aggregate_id == aggregate_id).order_by(outbox.c.seq))
     return [OutboxRow(Event(*row[:6]), *row[6:]) for row in rows]
 
@@ -215,7 +213,7 @@ def _no_event(event_id: str) -> str:
 
 def outbox_at_rest(connection: Connection) -> bool:
     """Whether every event has its deliveries: none waits for the relay, none is in Redis."""
-    for condition in ("status = 'PENDING'", "status = 'PUBLISHED' AND fanned_out_at IS NULL"):
+    for condition in NOT_FANNED_OUT:
         if connection.execute(sa.select(outbox.c.position).where(sa.text(condition)).limit(1)).first() is not None:
             return False
     return True

@@ -1,4 +1,7 @@
-"""Receivers as the database knows them: what each takes, from where on, and the row that is its lock."""
+"""Receivers as the database knows them: what each takes, from where on, and the row that is its lock.
+
+Ending one for good: receiver_ends.py.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,16 +11,21 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from store.dialect import built_once, for_update, insert
-from store.schema import outbox, receivers, subscriptions
+from store.schema import outbox, receiver_ends, receivers, subscriptions
 
 
 def register_receiver(connection: Connection, receiver: str, event_types: Iterable[str]) -> None:
     """Make a receiver known; changes nothing for what it takes already.
 
     A type that is new to it begins with the events that follow: a receiver added to a running shop must not mail
-    every customer of the past.
+    every customer of the past. One that was ended begins so again. One that is just being ended is not ended then:
+    it goes on, without what was waived so far.
     """
     connection.execute(insert(connection, receivers).values(receiver=receiver).on_conflict_do_nothing())
+    lock_receiver(connection, receiver)
+    connection.execute(
+        sa.delete(receiver_ends).where(receiver_ends.c.receiver == receiver, receiver_ends.c.ended_at.is_(None))
+    )
     last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(outbox.c.position), 0))).scalar_one()
     for event_type in sorted(event_types):
         connection.execute(
@@ -30,6 +38,31 @@ def register_receiver(connection: Connection, receiver: str, event_types: Iterab
 def registered_receivers(connection: Connection) -> list[str]:
     """Names of all that were ever registered, sorted."""
     return list(connection.execute(sa.select(receivers.c.receiver).order_by(receivers.c.receiver)).scalars())
+
+
+def subscriptions_of(connection: Connection, receiver: str) -> dict[str, int]:
+    """Event type -> the position after which the receiver takes its events."""
+    rows = connection.execute(
+        sa.select(subscriptions.c.event_type, subscriptions.c.since_position)
+        .where(subscriptions.c.receiver == receiver)
+        .order_by(subscriptions.c.event_type)
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def has_ended() -> sa.ColumnElement[bool]:
+    """Whether the receiver of a `receivers` row was ended and not registered again since."""
+    return sa.and_(
+        sa.exists().where(receiver_ends.c.receiver == receivers.c.receiver, receiver_ends.c.ended_at.is_not(None)),
+        ~sa.exists().where(subscriptions.c.receiver == receivers.c.receiver),
+    )
+
+
+def current_receivers(connection: Connection) -> list[str]:
+    """Names of those that were not ended, sorted."""
+    return list(
+        connection.execute(sa.select(receivers.c.receiver).where(~has_ended()).order_by(receivers.c.receiver)).scalars()
+    )
 
 
 def note_progress(connection: Connection, receiver: str, now: int) -> None:

@@ -94,6 +94,28 @@ subscriptions = Table(
     Column("since_position", BigInteger, nullable=False),
 )
 
+ended_subscriptions = Table(
+    "ended_subscriptions",
+    metadata,
+    # What a receiver took once: the events after `since_position` up to `until_position`, and no other since its end.
+    Column("receiver", Text, primary_key=True),
+    Column("event_type", Text, primary_key=True),
+    Column("since_position", BigInteger, primary_key=True),
+    Column("until_position", BigInteger, nullable=False),
+)
+
+receiver_ends = Table(
+    "receiver_ends",
+    metadata,
+    # Each end of a receiver, its first one being number 1: who ended it and why. One without `ended_at` is under way.
+    Column("receiver", Text, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("ended_by", Text, nullable=False),
+    Column("begun_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+)
+
 receivers = Table(
     "receivers",
     metadata,

@@ -16,7 +16,7 @@ from store.clock import iso
 from store.control import read_control
 from store.deliveries import DEAD, PENDING, RETRYING, first_next
 from store.dialect import by_index
-from store.receivers import get_hold, last_progress, registered_receivers
+from store.receivers import current_receivers, get_hold, last_progress
 from store.schema import deliveries, jobs, orders, outbox
 
 STALL_MS = 60_000
@@ -52,7 +52,7 @@ class Backlog:
 def backlogs(connection: Connection, now: int) -> list[Backlog]:
     """The oldest of each stage that has any; `now` in UTC ms."""
     found = [relay_backlog(connection, now), fan_out_backlog(connection)]
-    found += [receiver_backlog(connection, name) for name in registered_receivers(connection)]
+    found += [receiver_backlog(connection, name) for name in current_receivers(connection)]
     return [each for each in found if each is not None]
 
 

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from store.deliveries import DEAD, DONE, PENDING, RETRYING, WAIVED
+from store.receivers import has_ended
 from store.schema import (
     billing_entries,
     deliveries,
@@ -61,8 +62,19 @@ def outbox_status(connection: Connection) -> OutboxStatus:
     return OutboxStatus(waiting, pushed, total - waiting - pushed)
 
 
+def count_deliveries(connection: Connection, receiver: str) -> dict[str, int]:
+    """State -> how many deliveries of the receiver are in it."""
+    rows = connection.execute(
+        sa.select(deliveries.c.status, sa.func.count())
+        .where(deliveries.c.receiver == receiver)
+        .group_by(deliveries.c.status)
+    )
+    found = {row[0]: row[1] for row in rows}
+    return {state: found.get(state, 0) for state in STATES}
+
+
 def receiver_status(connection: Connection) -> list[ReceiverStatus]:
-    """Every registered receiver, by name."""
+    """Every receiver that was registered and not ended, by name."""
     counts: dict[str, dict[str, int]] = {}
     for receiver, status, number in connection.execute(
         sa.select(deliveries.c.receiver, deliveries.c.status, sa.func.count()).group_by(
@@ -76,7 +88,9 @@ def receiver_status(connection: Connection) -> list[ReceiverStatus]:
             receivers.c.held_since,
             receivers.c.reason,
             receivers.c.last_progress,
-        ).order_by(receivers.c.receiver)
+        )
+        .where(~has_ended())
+        .order_by(receivers.c.receiver)
     )
     return [
         ReceiverStatus(

@@ -3,11 +3,13 @@
 No container is started: the real Compose only reads the file.
 """
 
+import ast
 import importlib.util
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,10 @@ from typing import Any
 import pytest
 
 from embedded._servers import DYNAMIC_CONFIG
+from http_api.settings import ApiSettings
+from starter import parser
+from tests.http.server import running
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -67,14 +73,14 @@ def test_compose_would_refuse_a_wrong_file(tmp_path: Path) -> None:
 
 def test_every_published_port_is_on_loopback(services: dict[str, Any]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert len(ports) == 3
+    assert sorted(port["published"] for port in ports) == ["6379", "7233", "8080", "8233"]
     assert {port.get("host_ip") for port in ports} == {"127.0.0.1"}
 
 
 def test_every_service_has_a_health_check_a_grace_period_and_a_named_volume(
     services: dict[str, Any],
 ) -> None:
-    assert set(services) == {"temporal", "valkey", "worker"}
+    assert set(services) == {"temporal", "valkey", "worker", "api"}
     for name, service in services.items():
         assert service["healthcheck"]["test"], name
         assert service["stop_grace_period"], name
@@ -87,6 +93,49 @@ def test_the_worker_waits_for_healthy_servers(services: dict[str, Any]) -> None:
         "temporal": "service_healthy",
         "valkey": "service_healthy",
     }
+
+
+def test_the_api_waits_for_nobody_and_is_asked_whether_it_takes_orders(services: dict[str, Any]) -> None:
+    assert "depends_on" not in services["api"]
+    (port,) = services["api"]["ports"]
+    assert f"127.0.0.1:{port['target']}/readyz" in services["api"]["healthcheck"]["test"][-1]
+    settings = ApiSettings.from_env(services["api"]["environment"])
+    assert (settings.host, settings.port) == ("0.0.0.0", port["target"])
+    assert services["api"]["image"] == services["worker"]["image"]
+    assert services["api"]["environment"] == services["worker"]["environment"]
+
+
+@pytest.mark.parametrize("service", ["worker", "api"])
+def test_commands_and_health_checks_are_programs_of_ours(services: dict[str, Any], service: str) -> None:
+    for words in (services[service]["command"], services[service]["healthcheck"]["test"][1:]):
+        if words is None:
+            continue  # the image's own: the worker
+        program, first, *more = words
+        assert program == "python"
+        if first == "-c":
+            ast.parse(*more)
+        else:
+            assert (ROOT / first).is_file()
+            if first == "starter.py":
+                assert parser().parse_args(more).run
+
+
+def test_the_health_check_of_the_api_fails_without_an_answer_and_when_it_is_not_ready(
+    services: dict[str, Any], tmp_path: Path
+) -> None:
+    program = services["api"]["healthcheck"]["test"][-1]
+
+    def healthy(url: str) -> bool:
+        asked = program.replace("http://127.0.0.1:8080", url)
+        assert asked != program
+        return subprocess.run([sys.executable, "-c", asked], capture_output=True, timeout=30).returncode == 0
+
+    with running(tmp_path / "home", SAISEI_API_DRAIN="20") as api:
+        assert healthy(api.url)
+        api.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not healthy(api.url), 10, "it is not ready any more")
+        assert api.stop() == 0
+    assert not healthy(api.url)
 
 
 def test_every_image_is_pinned(services: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
-"""The loop that relay, fan-out and receivers share: drain, rest until woken or the safety timer fires, continue as new.
+"""What the runs of relay, fan-out and receivers are: drain, rest until woken or the safety timer fires, begin anew.
 
 No wake is lost: a signal that comes while the drain runs makes another drain follow, and every new run, so also the
 one after continue-as-new, begins with a drain.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import NoReturn
 
 from temporalio import workflow
 
@@ -12,26 +14,31 @@ from workflows.policies import DRAIN_RETRY
 
 with workflow.unsafe.imports_passed_through():
     from activities.draining import DrainActivities
-    from contracts.messages import DrainInput, DrainReport, Timings
+    from contracts.messages import DrainInput, DrainReport, ReceiverInput, StageInput
     from contracts.names import DRAIN_TASK_QUEUE
 
 
 class DrainLoop:
-    """State of one long-lived run. Deterministic: its clock and its waits are the workflow's."""
+    """Base of the long-lived runs, one workflow a stage. Deterministic: its clock and its waits are the workflow's."""
 
-    def __init__(self, stage: str, timings: Timings, drains: int, events: int) -> None:
+    def __init__(self, stage: str, message: StageInput | ReceiverInput) -> None:
         self.stage = stage
-        self.timings = timings
-        self.drains = drains
-        self.events = events
+        self.timings = message.timings
+        self.drains = message.drains
+        self.events = message.events
         self._woken = False
 
+    @workflow.signal
     def wake(self) -> None:
-        """There is work, or may be."""
+        """An order was placed, work was found, or deliveries may be pending."""
         self._woken = True
 
-    async def until_continue_as_new(self) -> None:
-        """Drain and rest until the server suggests to continue as new."""
+    async def drain_for_ever(self, message: StageInput | ReceiverInput) -> NoReturn:
+        """Drain and rest; as a new run whenever the server suggests it, with what was counted so far."""
+        await self._until_continue_as_new()
+        workflow.continue_as_new(replace(message, drains=self.drains, events=self.events))
+
+    async def _until_continue_as_new(self) -> None:
         held = False
         while not workflow.info().is_continue_as_new_suggested():
             self._woken = False

@@ -10,19 +10,13 @@ with workflow.unsafe.imports_passed_through():
 
 
 @workflow.defn
-class FanOutWorkflow:
+class FanOutWorkflow(DrainLoop):
     """Makes deliveries of the entries in Redis."""
 
     @workflow.init
     def __init__(self, message: StageInput) -> None:
-        self._loop = DrainLoop(FAN_OUT_ID, message.timings, message.drains, message.events)
+        super().__init__(FAN_OUT_ID, message)
 
     @workflow.run
     async def run(self, message: StageInput) -> None:
-        await self._loop.until_continue_as_new()
-        workflow.continue_as_new(StageInput(message.timings, self._loop.drains, self._loop.events))
-
-    @workflow.signal
-    def wake(self) -> None:
-        """An order was placed, or work was found."""
-        self._loop.wake()
+        await self.drain_for_ever(message)

@@ -10,19 +10,13 @@ with workflow.unsafe.imports_passed_through():
 
 
 @workflow.defn
-class ReceiverWorkflow:
+class ReceiverWorkflow(DrainLoop):
     """Delivers pending events to one receiver, batch by batch."""
 
     @workflow.init
     def __init__(self, message: ReceiverInput) -> None:
-        self._loop = DrainLoop(receiver_id(message.receiver), message.timings, message.drains, message.events)
+        super().__init__(receiver_id(message.receiver), message)
 
     @workflow.run
     async def run(self, message: ReceiverInput) -> None:
-        await self._loop.until_continue_as_new()
-        workflow.continue_as_new(ReceiverInput(message.receiver, message.timings, self._loop.drains, self._loop.events))
-
-    @workflow.signal
-    def wake(self) -> None:
-        """Deliveries are pending, or may be."""
-        self._loop.wake()
+        await self.drain_for_ever(message)

@@ -24,6 +24,7 @@ from bench.peers import work
 from bench.report import Row, median, row
 from bench.stack import ROOT, Scratch, order_ids, record, require_clean, scratch, wait_for
 from contracts.errors import SaiseiError
+from embedded.tied import tie
 from store.audit import audit
 from store.engine import Database
 
@@ -119,14 +120,16 @@ def _done(database: Database) -> int:
 @contextlib.contextmanager
 def _process(stack: Scratch, database: Database, arguments: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
     with (stack.home / "peer.log").open("ab") as log:
-        process = subprocess.Popen(
-            arguments,
-            cwd=ROOT,
-            env={**os.environ, work.DATABASE: str(database.url.database), work.REDIS: stack.redis_url},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
+        process = tie(
+            subprocess.Popen(
+                arguments,
+                cwd=ROOT,
+                env={**os.environ, work.DATABASE: str(database.url.database), work.REDIS: stack.redis_url},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         )
     try:
         yield process

@@ -275,17 +275,24 @@ async def test_the_stages_of_one_worker_hand_an_order_through(scene: Stages) -> 
     assert not any(report.more for report in reports)
 
 
+async def why_ended(stage: str) -> str | None:
+    return "gone was ended by me: a test" if stage == "receiver/gone" else None
+
+
 async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_knows_the_stage() -> None:
     hub, beats = Hub(), []
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *details: beats.append(details)
-    drains = DrainActivities([Scripted(2, 3)], hub, Limits(0.01, 5))
+    drains = DrainActivities([Scripted(2, 3)], hub, Limits(0.01, 5), why_ended)
     assert await environment.run(drains.drain, DrainInput("scripted")) == DrainReport(5, 2, more=False)
     assert beats[:3] == [(0, 0), (2, 1), (5, 2)]
     with pytest.raises(ApplicationError, match="knows no stage receiver/new") as caught:
         await environment.run(drains.drain, DrainInput("receiver/new"))
     assert caught.value.type == "UnknownStage"
     assert not caught.value.non_retryable
+    with pytest.raises(ApplicationError, match="gone was ended by me") as caught:
+        await environment.run(drains.drain, DrainInput("receiver/gone"))
+    assert (caught.value.type, caught.value.non_retryable) == ("ReceiverEnded", True)
 
 
 async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> None:
@@ -294,7 +301,7 @@ async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> N
             raise ConnectionError("Redis does not answer")
 
     hub = Hub()
-    drains = DrainActivities([Broken()], hub, Limits(0.01, 5))
+    drains = DrainActivities([Broken()], hub, Limits(0.01, 5), why_ended)
     with pytest.raises(ConnectionError):
         await ActivityEnvironment().run(drains.drain, DrainInput("scripted"))
     assert not hub.is_draining("scripted")

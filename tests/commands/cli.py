@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from embedded.tied import tie
 from tests.commands.warm import Warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,13 +78,15 @@ class Cli:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
         """A command that goes on while the test does something else."""
-        return subprocess.Popen(
-            [sys.executable, str(STARTER), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment(env),
-            cwd=ROOT,
+        return tie(
+            subprocess.Popen(
+                [sys.executable, str(STARTER), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=self.environment(env),
+                cwd=ROOT,
+            )
         )
 
     def environment(self, more: Mapping[str, str] | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 
 from commands.dead import since
 from embedded import TemporalServer, ValkeyServer
+from embedded.tied import tie
 from receivers.registry import RECEIVERS
 from starter import main
 from store.clock import now_ms
@@ -170,7 +171,7 @@ def test_with_a_worker_it_waits_until_all_are_pending_again_and_they_are_deliver
     shop.monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_server.address)
     shop.monkeypatch.setenv("TEMPORAL_NAMESPACE", client.namespace)
     shop.monkeypatch.setenv("REDIS_URL", valkey_server.url)
-    with subprocess.Popen([sys.executable, "worker.py"], cwd=ROOT, stderr=subprocess.DEVNULL) as worker:
+    with tie(subprocess.Popen([sys.executable, "worker.py"], cwd=ROOT, stderr=subprocess.DEVNULL)) as worker:
         try:
             document = shop.json("dead", "redrive", "--receiver", "sales")
             assert (document["state"], document["total"], document["taken"], document["created"]) == (

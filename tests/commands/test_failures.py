@@ -1,7 +1,10 @@
 """What is missing, unreachable or broken gets one sentence, and nothing else."""
 
+import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import redis
 
 from embedded import EmbeddedError, Stack
 from store.fairlock import FairLock
-from tests.commands.cli import STARTER, Cli
+from tests.commands.cli import ROOT, STARTER, Cli
 from tests.commands.conftest import Inside
 
 
@@ -19,7 +22,7 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     cli = Cli(tmp_path_factory.mktemp("lonely"))
     made = cli("init")
     assert made.exit_code == 0
-    assert made.lines[0].startswith("database: ")
+    assert made.lines[0].startswith("database: set up (")
     assert made.lines[0].endswith("tables, receivers billing, mail, sales)")
     assert made.stderr.startswith("search attributes are registered by the worker's start: no Temporal server")
     return cli
@@ -27,6 +30,15 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 def test_without_a_database_init_is_named(nothing: Cli) -> None:
     nothing("status").refused("the database is not set up; run `starter.py init`")
+
+
+def test_init_names_what_it_adds_to_a_database_that_was_set_up(nothing: Cli) -> None:
+    assert nothing("init").exit_code == 0
+    assert nothing("init").lines[0].startswith("database: unchanged (")
+    with closing(sqlite3.connect(nothing.home / "saisei.db")) as connection, connection:
+        connection.execute("DELETE FROM receivers WHERE receiver = 'mail'")
+        connection.execute("DROP TABLE shipments")
+    assert nothing("init").lines[0].startswith("database: added receivers mail, table shipments (")
 
 
 def test_orders_are_recorded_while_no_server_runs(lonely: Cli) -> None:
@@ -52,25 +64,82 @@ def test_servers_that_are_not_there_are_named(lonely: Cli, inside: Inside) -> No
 @pytest.mark.parametrize(
     ("arguments", "env", "words"),
     [
-        (["queues"], {"REDIS_URL": "redis://127.0.0.1:1"}, ["Redis at 127.0.0.1:1 does not answer"]),
-        (["up"], {"REDIS_URL": "redis://127.0.0.1:1"}, ["Redis at 127.0.0.1:1 does not answer"]),
-        (["queues"], {"REDIS_URL": "no-url"}, ["REDIS_URL: "]),
-        (["up"], {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, ["Temporal at 127.0.0.1:1 does not answer"]),
+        (["queues"], {"REDIS_URL": "no-url"}, ["REDIS_URL: must begin with redis://"]),
+        (["status"], {"REDIS_URL": "nonsense:secret"}, ["REDIS_URL: must begin with redis://"]),
+        (["status"], {"REDIS_URL": "redis://u:secret@127.0.0.1:port"}, ["REDIS_URL: "]),
         (["init"], {"TEMPORAL_ADDRESS": "no address"}, ["TEMPORAL_ADDRESS: no address is not host:port"]),
         (["status"], {"TEMPORAL_PROFILE": "none"}, ["profile", "cannot be read"]),
         (["status"], {"DATABASE_URL": "no-url"}, ["DATABASE_URL: is not a database URL"]),
-        (["status"], {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x"}, ["u:***@127.0.0.1", "does not answer"]),
         (["status"], {"DATABASE_URL": "postgresql://127.0.0.1:port/x"}, ["DATABASE_URL: is not a database URL"]),
         (["status"], {"SAISEI_IDLE": "soon"}, ["SAISEI_IDLE: 'soon' is not a positive number"]),
         (["status"], {"SAISEI_HEARTBEAT": "1"}, ["SAISEI_HEARTBEAT: must exceed twice SAISEI_BUSY"]),
     ],
 )
-def test_a_bad_setting_is_named(
+def test_a_bad_setting_is_named_and_is_wrong_usage(
+    inside: Inside, lonely: Cli, arguments: list[str], env: dict[str, str], words: list[str]
+) -> None:
+    result = inside(lonely, *arguments, env=env)
+    result.refused(*words, code=2)
+    assert "secret" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (["queues"], {"REDIS_URL": "redis://127.0.0.1:1"}, ["Redis at 127.0.0.1:1 does not answer"]),
+        (["up"], {"REDIS_URL": "redis://127.0.0.1:1"}, ["Redis at 127.0.0.1:1 does not answer"]),
+        (["up"], {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, ["Temporal at 127.0.0.1:1 does not answer"]),
+        (["status"], {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x"}, ["u:***@127.0.0.1", "does not answer"]),
+    ],
+)
+def test_a_configured_server_that_does_not_answer_is_named(
     inside: Inside, lonely: Cli, arguments: list[str], env: dict[str, str], words: list[str]
 ) -> None:
     result = inside(lonely, *arguments, env=env)
     result.refused(*words)
     assert "secret" not in result.stderr
+
+
+def test_status_shows_what_the_database_knows_while_the_other_servers_are_away(lonely: Cli) -> None:
+    away = {"REDIS_URL": "redis://127.0.0.1:1", "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+    status = lonely.json("status", env=away)
+    assert status["redis"].startswith("unknown: Redis at 127.0.0.1:1 does not answer")
+    assert status["worker"].startswith("unknown: Temporal at 127.0.0.1:1 does not answer")
+    assert set(status["receivers"]) == {"billing", "mail", "sales"}
+
+
+TWO_NAMES = """
+import sys
+from receivers import registry
+from receivers.builtin import Mail
+class Post(Mail):
+    pass
+registry.RECEIVERS = (*registry.RECEIVERS, Post())
+registry.by_name.__defaults__ = (registry.RECEIVERS,)
+import {module}
+sys.argv = ["{module}.py", *{arguments}]
+sys.exit({module}.main())
+"""
+
+
+@pytest.mark.parametrize(("module", "arguments"), [("starter", ["init"]), ("worker", []), ("api", [])])
+def test_two_receivers_of_one_name_are_both_named_and_nothing_is_begun(
+    nothing: Cli, module: str, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_NAMES.format(module=module, arguments=arguments)],
+        cwd=ROOT,
+        env=nothing.environment({"SAISEI_API_PORT": "0"}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"{module}(\.py)?: receivers/registry\.py: two receivers are named mail: Mail of receivers\.builtin and "
+        r"Post of __main__; give one of them another name\n",
+        done.stderr,
+    )
 
 
 def test_a_file_that_is_no_database_is_named(nothing: Cli, tmp_path: Path) -> None:

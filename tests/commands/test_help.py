@@ -33,7 +33,13 @@ def test_a_command_has_examples_that_parse_and_takes_json(command: argparse.Argu
         parsed = parser().parse_args([*arguments, *([] if "--json" in arguments else ["--json"])])
         assert parsed.json is True
         assert callable(parsed.run)
+        # As a person says it, only the module of the first word is imported.
+        assert parser(arguments[0]).parse_args(arguments).run is parsed.run
     assert command.description
+
+
+def test_the_help_tells_every_word_without_importing_its_module() -> None:
+    assert parser("--help").format_help() == parser().format_help()
 
 
 def test_no_flag_may_be_shortened() -> None:

@@ -174,3 +174,19 @@ def test_a_receiver_that_does_not_exist_is_told_with_those_that_do(cli: Cli, ins
     inside(cli, "event", "deliver", "post", "order-1").refused(
         "there is no receiver post; there are billing, mail, sales"
     )
+
+
+def test_an_entry_that_is_no_event_is_kept_and_shown_in_short(cli: Cli, stack: Stack) -> None:
+    with redis.Redis.from_url(str(stack.redis_url)) as client:
+        client.rpush("outbox.events", "junk " * 1000)
+    assert cli("orders", "place", "--start", "61").exit_code == 0  # wakes the fan-out
+
+    def kept() -> list[str]:
+        entries = [each["entry"] for each in cli.json("queues")["invalid_entries"]]
+        return [entry for entry in entries if entry.startswith("junk ")]
+
+    wait_until(kept, 20, "the entry is kept")
+    assert kept() == [("junk " * 1000)[:600]]
+    lines = cli("queues").lines
+    assert any(line.startswith("junk junk") for line in lines)
+    assert max(map(len, lines)) < 260

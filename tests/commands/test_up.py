@@ -70,7 +70,7 @@ def test_a_port_that_was_asked_for_is_had_or_refused(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         cli("up", "--api-port", port).refused(f"port {port} on 127.0.0.1 is taken", "--api-port")
         cli("up", env={"SAISEI_API_PORT": port}).refused(f"port {port} on 127.0.0.1 is taken")
-        cli("up", env={"SAISEI_API_PORT": "x"}).refused("SAISEI_API_PORT: 'x' is not a port")
+        cli("up", env={"SAISEI_API_PORT": "x"}).refused("SAISEI_API_PORT: 'x' is not a port", code=2)
     assert embedded.find(cli.home) is None
 
 

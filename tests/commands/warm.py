@@ -133,4 +133,5 @@ def _run(streams: list[int], arguments: list[str], environment: dict[str, str]) 
 if __name__ == "__main__":
     import starter
 
+    starter.parser()  # imports all
     _serve(sys.argv[1])

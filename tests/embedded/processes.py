@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from embedded.tied import tie
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PARENT = """
@@ -33,12 +35,14 @@ def processes_of(home: Path) -> list[str]:
 @contextlib.contextmanager
 def parent_with_stack(home: Path, services: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process (in its own group) that started an attached stack, and the pid of its guard."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(home), services],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
+    parent = tie(
+        subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(home), services],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
     )
     try:
         assert parent.stdout is not None

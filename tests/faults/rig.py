@@ -1,7 +1,8 @@
 """The pipeline in real processes, each of which a drill may kill, stop or start again.
 
-The servers run without a guard: nobody but the drill restarts anything. What outlives a drill's own process is
-ended by the kernel on Linux (the servers) and by `close`, which also proves that nothing is left.
+The servers run without a guard: nobody but the drill restarts anything. When the drill's own process is killed, the
+servers are ended by the kernel on Linux, workers and commands by what they are tied with; otherwise all of them by the
+end of the block, which also proves that nothing is left.
 """
 
 import json
@@ -21,6 +22,7 @@ from temporalio.client import Client
 
 from contracts import search
 from embedded import TemporalServer, ValkeyServer
+from embedded.tied import tie
 from receivers.registry import RECEIVERS
 from store.clock import now_ms
 from store.control import initialize
@@ -50,14 +52,16 @@ class WorkerProcess:
         self.log = rig.home / "logs" / f"worker-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.drill_worker"],
-                cwd=ROOT,
-                env=rig.environment | settings,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self._process = tie(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.faults.drill_worker"],
+                    cwd=ROOT,
+                    env=rig.environment | settings,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             )
 
     @property
@@ -173,14 +177,16 @@ class Rig:
 
     def command(self, *arguments: str) -> "subprocess.Popen[str]":
         """A command of `starter.py` on this home, which goes on while the drill does something else."""
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "starter.py"), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment | {"TEMPORAL_CONFIG_FILE": os.devnull},
-            cwd=ROOT,
+        return tie(
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "starter.py"), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=self.environment | {"TEMPORAL_CONFIG_FILE": os.devnull},
+                cwd=ROOT,
+            )
         )
 
     def run(self, *arguments: str, timeout: float = 60.0, code: int = 0) -> Any:

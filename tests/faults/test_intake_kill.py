@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from embedded.tied import tie
 from store.clock import now_ms
 from store.control import initialize
 from store.engine import Database
@@ -20,7 +21,7 @@ def test_an_order_and_its_event_are_both_there_or_neither(tmp_path: Path, seed: 
     log = tmp_path / "placed.log"
     log.touch()
     command = [sys.executable, "-m", "tests.faults.placing", str(database.url), str(log)]
-    placers = [subprocess.Popen([*command, f"p{number}"], cwd=ROOT) for number in range(2)]
+    placers = [tie(subprocess.Popen([*command, f"p{number}"], cwd=ROOT)) for number in range(2)]
     try:
         chance = random.Random(f"intake-{seed}")
         for number, placer in enumerate(placers):

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from embedded.tied import tie
 from store.engine import Database
 from tests.waiting import wait_until
 
@@ -39,8 +40,10 @@ class Api:
         home.mkdir(parents=True, exist_ok=True)
         self._log = home / "api.log"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program], cwd=ROOT, env=environment(home, **env), stdout=log, stderr=log
+            self.process = tie(
+                subprocess.Popen(
+                    [sys.executable, "-c", program], cwd=ROOT, env=environment(home, **env), stdout=log, stderr=log
+                )
             )
         try:
             self.url = wait_until(self._ready, 30, "the API is ready")
@@ -51,7 +54,7 @@ class Api:
 
     def _ready(self) -> str:
         assert self.process.poll() is None, self.log()
-        found = re.search(r"^api ready (http://127\.0\.0\.1:\d+)$", self.log(), re.MULTILINE)
+        found = re.search(r"^api ready (http://[0-9.]+:\d+)$", self.log(), re.MULTILINE)
         return found[1] if found else ""
 
     def log(self) -> str:

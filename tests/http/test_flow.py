@@ -14,6 +14,7 @@ from temporalio.service import RPCError
 
 import embedded
 from contracts import search
+from embedded.tied import tie
 from tests.http.server import ROOT, Api, environment, order, running
 from tests.waiting import wait_until
 
@@ -69,8 +70,8 @@ def test_orders_taken_without_redis_and_temporal_flow_once_both_are_there(home: 
             wait_until(lambda: signals_to_the_relay(address) > before, 10, "they are announced")
 
             log = (home / "worker.log").open("wb")
-            worker = subprocess.Popen(
-                [sys.executable, "worker.py"], cwd=ROOT, env=environment(home), stdout=log, stderr=log
+            worker = tie(
+                subprocess.Popen([sys.executable, "worker.py"], cwd=ROOT, env=environment(home), stdout=log, stderr=log)
             )
             try:
                 expected = {"JPY": {"orders": 19, "amount": 100 * sum(range(1, 20))}}

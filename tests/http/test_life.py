@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 import api as api_program
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, WrongSettings
 from http_api.settings import ApiSettings
 from store.schema import orders, outbox
 from tests.http.server import ROOT, database_of, environment, order, problem, running
@@ -62,7 +62,16 @@ def test_a_port_that_is_taken_is_one_sentence_and_exit_code_1(tmp_path: Path) ->
 def test_a_port_that_is_none_is_one_sentence_that_names_the_variable(port: str) -> None:
     with pytest.raises(InvalidInput, match=r"SAISEI_API_PORT: .* is not a port"):
         ApiSettings.from_env({"SAISEI_API_PORT": port})
-    assert ApiSettings.from_env({}) == ApiSettings(8080, 0.0)
+    assert ApiSettings.from_env({}) == ApiSettings("127.0.0.1", 8080, 0.0)
+
+
+def test_the_address_to_listen_at_is_one_of_digits(tmp_path: Path) -> None:
+    for host in ("localhost", "::1", "127.0.0.1:8080", "127.1"):
+        with pytest.raises(WrongSettings, match=r"SAISEI_API_HOST: .* is no IPv4 address"):
+            ApiSettings.from_env({"SAISEI_API_HOST": host})
+    with running(tmp_path / "home", SAISEI_API_HOST="127.0.0.2") as api:
+        assert api.url.startswith("http://127.0.0.2:")
+        assert api.client.get("/livez").status_code == 200
 
 
 def test_a_kill_between_commit_and_answer_makes_the_same_request_a_known_one(tmp_path: Path) -> None:
@@ -186,5 +195,5 @@ def test_a_stopped_caller_cannot_hold_the_stop_up(tmp_path: Path) -> None:
 
 def test_answers_leave_at_once_since_the_listening_socket_names_its_protocol() -> None:
     # asyncio switches Nagle's delay off only then; with it each answer on a kept connection took 40 ms longer.
-    with api_program._listen(0) as listener:
+    with api_program._listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP

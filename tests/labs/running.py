@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedded.tied import tie
 from tests.embedded.processes import ROOT, processes_of
 from tests.waiting import wait_until
 
@@ -58,4 +59,4 @@ def start_program(folder: Path, *arguments: str, **env: str) -> Running:
             **env,
         },
     )
-    return Running(process, folder)
+    return Running(tie(process), folder)

@@ -6,6 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
+from embedded.tied import tie
+
 _ROOT = Path(__file__).parents[2]
 
 
@@ -13,13 +15,15 @@ class Script:
     """A Python process that prints lines; `with` kills it when the block ends."""
 
     def __init__(self, code: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        self._process = tie(
+            subprocess.Popen(
+                [sys.executable, "-c", code, *arguments],
+                cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         )
 
     def __enter__(self) -> "Script":

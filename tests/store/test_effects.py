@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from contracts.errors import NotFound
+from contracts.errors import NotFound, WrongSettings
 from contracts.events import ORDER_PLACED, Event
 from contracts.orders import CURRENCIES
 from receivers.base import Receiver
 from receivers.builtin import Billing, Mail, Sales
+from receivers.drill import Drillable
 from receivers.registry import RECEIVERS, by_name, require
 from store.effects import apply_sales, write_billing_entries, write_mail_messages
 from store.engine import Database
@@ -168,8 +169,10 @@ def test_the_built_in_receivers_are_known_by_name() -> None:
     assert require("mail", by_name()).name == "mail"
     with pytest.raises(NotFound, match="there are billing, mail, sales"):
         require("fax", by_name())
-    with pytest.raises(ValueError, match="share a name"):
+    with pytest.raises(WrongSettings, match="two receivers are named mail: Mail of receivers"):
         by_name([*RECEIVERS, Mail()])
+    with pytest.raises(WrongSettings, match=": Mail of receivers"):
+        by_name([Drillable(receiver) for receiver in (*RECEIVERS, Mail())])
 
 
 def test_placing_and_taking_touch_only_their_own_tables(database: Database) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from embedded.tied import tie
 from tests.waiting import wait_until
 
 WIDTH, HEIGHT = 1280, 640  # of a picture
@@ -125,13 +126,15 @@ def browser(folder: Path) -> Iterator[Browser]:
     program, driver = programs()
     (folder / "home").mkdir(parents=True)
     with (folder / "chromedriver.log").open("wb") as log:
-        process = subprocess.Popen(
-            [driver, "--port=0"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "HOME": str(folder / "home"), "TMPDIR": str(folder)},
+        process = tie(
+            subprocess.Popen(
+                [driver, "--port=0"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "HOME": str(folder / "home"), "TMPDIR": str(folder)},
+            )
         )
     try:
         with _session(_port(process), program, folder / "profile") as window:

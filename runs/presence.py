@@ -1,0 +1,48 @@
+"""Whether workers are there, as Temporal sees it."""
+
+import asyncio
+import time
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from contracts.names import DRAIN_TASK_QUEUE, RELAY_ID, TASK_QUEUE
+
+_PATIENCE = 3.0  # seconds
+# A poll lasts a minute, and Temporal names a poller for five after its last one.
+_FRESH = 90.0
+
+_QUEUES = (
+    (TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW),
+    (TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY),
+    (DRAIN_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY),
+)
+
+
+async def worker_answers(client: Client) -> bool:
+    """Whether a worker answers a question within 3 seconds (every run can be asked for its description)."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await client.get_workflow_handle(RELAY_ID).query("__temporal_workflow_metadata")
+    except (RPCError, TimeoutError):
+        return False
+    return True
+
+
+async def unpolled_queues(client: Client) -> list[str]:
+    """The task queues of ours that no worker has asked for work lately. Raises RPCError, TimeoutError after 3 s."""
+    oldest = time.time() - _FRESH
+    found = []
+    async with asyncio.timeout(_PATIENCE):
+        for name, kind in _QUEUES:
+            described = await client.workflow_service.describe_task_queue(
+                DescribeTaskQueueRequest(
+                    namespace=client.namespace, task_queue=TaskQueue(name=name), task_queue_type=kind
+                )
+            )
+            if not any(poller.last_access_time.ToDatetime().timestamp() > oldest for poller in described.pollers):
+                found.append(name)
+    return sorted(set(found))
