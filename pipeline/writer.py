@@ -21,7 +21,7 @@ from store.engine import Changes, Database
 T = TypeVar("T")
 
 # Nothing joins a transaction that is older than this (seconds): whoever places an order waits for one at most.
-_JOINABLE = 0.020
+_JOINABLE = 0.010
 
 
 class _Piece(Generic[T]):
