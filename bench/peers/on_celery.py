@@ -20,7 +20,7 @@ app.conf.update(
 @worker_ready.connect
 def announce(**_: object) -> None:
     """The processes have started and wait for work."""
-    print("ready", flush=True)
+    work.say_ready()
 
 
 @app.task
@@ -34,7 +34,7 @@ def send() -> None:
     events = work.pending()
     with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
         connection.ensure_connection(max_retries=3)
-        print("ready", flush=True)
+        work.say_ready()
         input()
         for event_id in events:
             deliver.apply_async((event_id,), producer=producer)

@@ -12,7 +12,7 @@ huey = RedisHuey("peer", url=os.environ[work.REDIS], results=False)
 @huey.on_startup()
 def announce() -> None:
     """Called in each worker process once it waits for work."""
-    print("ready", flush=True)
+    work.say_ready()
 
 
 @huey.task()
@@ -25,7 +25,7 @@ def send() -> None:
     """Send a task for each recorded event once a line comes."""
     events = work.pending()
     huey.pending_count()  # connects
-    print("ready", flush=True)
+    work.say_ready()
     input()
     for event_id in events:
         deliver(event_id)

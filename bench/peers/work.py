@@ -8,6 +8,7 @@ ours has. Needs nothing but Python: it is imported where Saisei's packages are n
 import json
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ def using(path: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[DATABASE]
+
+
+def say_ready() -> None:
+    """Tell whoever started this process. In one write: of two processes that share an output, both lines arrive whole,
+    also where Python does not buffer it."""
+    os.write(sys.stdout.fileno(), b"ready\n")
 
 
 def pending() -> list[str]:
