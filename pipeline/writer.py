@@ -106,7 +106,7 @@ class Writer:
         except BaseException as error:
             # What all of them did is taken back. If the transaction never began, whoever waits for the next one would
             # only wait as long again, one after the other.
-            for piece in group or iter(self._next, None):
+            for piece in group or list(iter(self._next, None)):  # a list: whoever is told may come again at once
                 piece.answer.set_exception(error)
         else:
             for piece in group:
