@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 
 from workflows.policies import (
     AT_ONCE_TIMEOUT,
@@ -62,7 +62,8 @@ class FulfilmentWorkflow:
                 retry_policy=ONCE,
                 summary=f"charge and ship {message.job_id}",
             )
-        except ActivityError as error:
+        except FailureError as error:
+            # Where nothing else wraps it, a local activity's own error comes as it is, and not as an ActivityError.
             if is_cancelled_exception(error):
                 raise
             return None

@@ -40,14 +40,28 @@ class Carrier(ShippingSide):
         write_shipment(connection, job_id, now)
 
 
+class Bank(OwnPayments):
+    """As Carrier, for the charge."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self.keys: list[str] = []
+
+    def request(self, key: str, amount: int) -> None:
+        self.keys.append(key)
+        if len(self.keys) <= self.refusals:
+            raise ConnectionError("the bank is closed for a moment")
+
+
 class Scene:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.carrier = Carrier()
+        self.bank = Bank()
         self.writer = Writer(database)
 
     def activities(self) -> list[Callable[..., object]]:
-        own = FulfilmentActivities(self.writer, OwnPayments(), self.carrier)
+        own = FulfilmentActivities(self.writer, self.bank, self.carrier)
         return [own.fulfil, own.charge, own.ship, own.end_job]
 
     def begin(self) -> None:
@@ -85,6 +99,16 @@ async def test_a_job_is_charged_and_shipped_and_found_by_its_id(scene: Scene, cl
     assert scene.job.steps == ("charge", "ship")
     assert scene.job.charges == (("job-1", 100),)
     assert scene.job.state == COMPLETED
+
+
+async def test_a_charge_that_fails_at_first_is_tried_until_it_goes_well(scene: Scene, client: Client) -> None:
+    scene.bank.refusals = 3  # the first try at both steps, and two of the charge's own
+    async with workers(client, scene.activities()):
+        handle = await Runs(client, []).start_job(FulfilmentInput("job-1", 100))
+        assert await handle.result() == {"charge": "committed", "ship": "completed"}
+    assert scene.bank.keys == ["job/job-1/charge"] * 4
+    assert scene.job.state == COMPLETED
+    assert scene.job.charges == (("job-1", 100),)
 
 
 async def test_shipping_that_fails_for_days_then_succeeds(scene: Scene, skipper: TimeSkipper) -> None:
