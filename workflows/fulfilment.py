@@ -11,6 +11,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 
 from workflows.policies import (
+    ALIVE,
     AT_ONCE_TIMEOUT,
     DATABASE_RETRY,
     DATABASE_TIMEOUT,
@@ -73,6 +74,7 @@ class FulfilmentWorkflow:
             FulfilmentActivities.charge,
             StepInput(message.job_id, message.amount),
             start_to_close_timeout=STEP_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             summary=f"charge {message.job_id}",
         )
@@ -83,6 +85,7 @@ class FulfilmentWorkflow:
             FulfilmentActivities.ship,
             StepInput(message.job_id, message.amount, message.ship_fails),
             start_to_close_timeout=STEP_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             schedule_to_close_timeout=SHIP_PERIOD,
             retry_policy=RetryPolicy(maximum_attempts=attempts) if attempts else SHIP_RETRY,
             summary=f"ship {message.job_id}",
@@ -93,6 +96,7 @@ class FulfilmentWorkflow:
             FulfilmentActivities.end_job,
             args=[message.job_id, error],
             start_to_close_timeout=DATABASE_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             schedule_to_close_timeout=timedelta(days=30),
             summary=f"record the outcome of {message.job_id}",
