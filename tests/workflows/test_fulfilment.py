@@ -19,7 +19,7 @@ from store.engine import Database
 from store.jobs import COMPLETED, FAILED, Job, begin_job, get_job, write_shipment
 from tests.store.scenes import scalar
 from tests.waiting import eventually
-from tests.workflows.workers import events_of, workers
+from tests.workflows.workers import Attempts, events_of, workers
 
 pytestmark = pytest.mark.anyio
 
@@ -127,7 +127,8 @@ async def test_shipping_that_fails_for_7_days_ends_readably_and_a_second_run_res
     scene: Scene, skipper: TimeSkipper
 ) -> None:
     scene.carrier.refusals = 10_000
-    async with workers(skipper.client, scene.activities()):
+    attempts = Attempts()
+    async with workers(skipper.client, scene.activities(), interceptors=[attempts]):
         runs = Runs(skipper.client, [])
         handle = await runs.start_job(FulfilmentInput("job-1", 100))
         with pytest.raises(WorkflowFailureError) as caught:
@@ -137,7 +138,9 @@ async def test_shipping_that_fails_for_7_days_ends_readably_and_a_second_run_res
         assert failure.message == "ship failed: ValueError: the lorry is broken; `job run job-1` resumes it"
         took = await skipper.get_current_time(handle) - (await handle.describe()).start_time
         assert timedelta(days=6, hours=22) < took < timedelta(days=7, hours=1)
-        assert len(scene.carrier.keys) < 200
+        # Doubling from a second up to an hour.
+        assert len(attempts.of("ship")) + 1 == len(scene.carrier.keys) == 7 * 24 + 12
+        assert attempts.keep("ship", [min(2.0**n, 3600.0) for n in range(7 * 24 + 10)]), attempts.pauses("ship")
         assert scene.job.state == FAILED
         assert scene.job.error == "ship failed: ValueError: the lorry is broken"
         assert scene.job.steps == ("charge",)
