@@ -53,12 +53,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "delays"),
+    ("database_url", "policy", "delays"),
     [
-        (RetryPolicy(Settings.attempts, Settings.backoff), [1.0, 2.0, 4.0, 8.0]),
+        ("sqlite", RetryPolicy(Settings.attempts, Settings.backoff), [1.0, 2.0, 4.0, 8.0]),
         # Doubling ends at an hour; a day of it.
-        (RetryPolicy(36, Settings.backoff), [*(2.0**n for n in range(12)), *[HOUR] * 23]),
+        ("postgresql", RetryPolicy(36, Settings.backoff), [*(2.0**n for n in range(12)), *[HOUR] * 23]),
     ],
+    indirect=["database_url"],
     ids=["by default", "for a day"],
 )
 async def test_each_attempt_at_an_event_is_made_when_its_row_says(

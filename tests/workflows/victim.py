@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 from temporalio.client import Client
 from temporalio.worker._worker import load_default_build_id
@@ -128,6 +129,8 @@ async def _live(address: str, namespace: str, url: str, step: str, when: str) ->
 def main() -> None:
     load_default_build_id()  # it reads all modules, here once and not in every victim
     victims = json.loads(sys.stdin.readline())
+    for _, _, url, _, _ in victims[:1]:  # the driver too
+        sa.make_url(url).get_dialect().import_dbapi()
     living: dict[int, int] = {}
     codes: dict[int, int] = {}
     for number, victim in enumerate(victims):
