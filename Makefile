@@ -13,7 +13,7 @@ COMPOSE := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/.
 # Celery, huey and DBOS, which only `make bench-peers` runs.
 PEERS := $(VENV)/peers
 
-.PHONY: help install demo up down test test-ui drill bench bench-peers check record-histories
+.PHONY: help install demo up down test test-ui drill properties bench bench-peers check record-histories
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ test-ui: $(STAMP) ## look at the Web UI in a real browser, and take README's pic
 
 drill: $(STAMP) ## kill, stop and empty everything at many more instants (SEEDS=50)
 	@$(RUN) -m pytest tests/faults --long --seeds $(or $(SEEDS),50)
+
+properties: $(STAMP) ## many more random histories than `make test` takes, and others each time (half an hour or more)
+	@CI=1 $(RUN) -m pytest tests/properties --hypothesis-profile long
 
 bench: $(STAMP) ## measure everything beside floors of the same run (5 minutes)
 	@$(RUN) -m bench

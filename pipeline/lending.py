@@ -1,17 +1,25 @@
 """A receiver writes through our transaction and does not end it: an effect that commits without its `done` would
-happen again."""
+happen again, and neighbours may have written through the same transaction."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
 _ENDINGS = ("commit", "rollback", "close", "invalidate", "detach", "get_transaction")
+# `ROLLBACK TO` a savepoint ends nothing.
+_ENDING = re.compile(r"\s*(commit|end|abort|rollback(?!\s+((work|transaction)\s+)?to\b))\b", re.IGNORECASE)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("a receiver must not end the transaction that it is given; what it writes commits with `done`")
+
+
+def _refuse_ending(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if _ENDING.match(statement):
+        _refuse()
 
 
 @contextmanager
@@ -19,8 +27,10 @@ def lent(connection: Connection) -> Iterator[Connection]:
     """The connection without the ways to end its transaction; savepoints work."""
     for name in _ENDINGS:
         setattr(connection, name, _refuse)
+    event.listen(connection, "before_cursor_execute", _refuse_ending)
     try:
         yield connection
     finally:
+        event.remove(connection, "before_cursor_execute", _refuse_ending)
         for name in _ENDINGS:
             delattr(connection, name)

@@ -8,7 +8,7 @@ one event at a time, and nothing is spent.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 # Runs of failing events that one receiver has open at a time: each is a workflow, and costs the server its share.
 MOST_OPEN_RUNS = 32
 _PATIENCE = 10.0  # seconds that a receiver stays hot for events that are still on their way
-_LONGEST_TRANSACTION = 0.020
+_LONGEST_TRANSACTION = 0.010
 _PROGRESS_EVERY_MS = 1000
 _MOST_ACCUSED = 2  # a receiver that comes and goes costs no more events an attempt
 
@@ -64,6 +64,7 @@ class _Taking:
     met: list[Event] = field(default_factory=list)
     down: bool = False
     hold: Hold | None = None
+    runs: list[tuple[str, str]] = field(default_factory=list)  # (event id, aggregate id): to be started after it
 
 
 class ReceiverStage:
@@ -103,8 +104,7 @@ class ReceiverStage:
         """Take one batch; how many events left `pending`."""
         taking = await self._writer.write(self._take)
         self.hold = taking.hold
-        if taking.failed:
-            await self.start_runs()
+        await self._start(taking.runs)
         return taking.taken + taking.failed
 
     async def may_rest(self, idle: float) -> bool:
@@ -119,29 +119,33 @@ class ReceiverStage:
 
     async def start_runs(self) -> int:
         """Start the runs of failing events that have none, oldest due first, within the bound; how many."""
-        overdue = now_ms() - self._grace_ms
-        runs = await self._writer.write(
-            lambda connection: claim_runs(connection, self._receiver.name, MOST_OPEN_RUNS, overdue)
-        )
+        runs = await self._writer.write(self._claim)
+        await self._start(runs)
+        return len(runs)
+
+    def _claim(self, connection: Connection) -> list[tuple[str, str]]:
+        return claim_runs(connection, self._receiver.name, MOST_OPEN_RUNS, now_ms() - self._grace_ms)
+
+    async def _start(self, runs: Sequence[tuple[str, str]]) -> None:
         for event_id, aggregate_id in runs:
             try:
                 await self._start_run(self._receiver.name, event_id, aggregate_id)
             except Exception as error:
                 # Temporal is away: the delivery stays `retrying`, and the look starts its run once it is overdue.
                 logger.warning("run of %s at %s not started: %s", event_id, self._receiver.name, error)
-        return len(runs)
 
     def _take(self, connection: Connection) -> _Taking:
-        lock_receiver(connection, self._receiver.name)
+        hold = lock_receiver(connection, self._receiver.name)
         started = time.monotonic()
         taking = _Taking(deadline=started + _LONGEST_TRANSACTION)
-        hold = get_hold(connection, self._receiver.name)
         events = self._next(connection, probing=hold is not None)
         if events:
             self._take_events(connection, events, taking)
         if hold is not None and taking.taken:
             self._try_accused(connection, taking)
         self._settle_hold(connection, hold, taking)
+        if taking.failed:
+            taking.runs = self._claim(connection)
         now = now_ms()
         if taking.taken and now - self._noted_at > _PROGRESS_EVERY_MS:
             note_progress(connection, self._receiver.name, now)
@@ -186,9 +190,13 @@ class ReceiverStage:
         else:
             taking.hold = hold
 
-    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
+    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking, *, bad: bool = False) -> None:
+        """`bad`: something among these is known to fail."""
         events = events.without(taking.closed)
         if not events or taking.down or (taking.failed and time.monotonic() > taking.deadline):
+            return
+        if bad and len(events) > 1:
+            self._take_halves(connection, events, taking)
             return
         savepoint = connection.begin_nested()
         try:
@@ -199,9 +207,7 @@ class ReceiverStage:
                 raise
             savepoint.rollback()
             if len(events) > 1:
-                middle = len(events) // 2
-                self._take_events(connection, events[:middle], taking)
-                self._take_events(connection, events[middle:], taking)
+                self._take_halves(connection, events, taking)
             elif is_unavailable(error):
                 self._suspect(events[0], error, taking)
             else:
@@ -212,6 +218,13 @@ class ReceiverStage:
             savepoint.commit()
             taking.taken += len(events)
             self._absolve_receiver(connection, taking)
+
+    def _take_halves(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
+        """These failed as a batch. If the first half goes well, it is the second that fails."""
+        middle, failed = len(events) // 2, taking.failed
+        self._take_events(connection, events[:middle], taking)
+        well = taking.failed == failed and taking.suspect is None
+        self._take_events(connection, events[middle:], taking, bad=well)
 
     def _suspect(self, event: Event, error: Exception, taking: _Taking) -> None:
         taking.closed.add(event.aggregate_id)

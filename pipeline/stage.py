@@ -15,7 +15,7 @@ _SHORTEST_POLL, _LONGEST_POLL = 0.003, 0.05
 # A receiver on hold is probed at these waits: seldom enough to leave it alone, often enough to go on within seconds.
 _SHORTEST_PROBE, _LONGEST_PROBE = 0.1, 1.5
 _SMALLEST, _LARGEST = 50, 2000
-_BRIEF, _LONG = 0.016, 0.040  # seconds; whoever places an order waits for one write transaction at most
+_AIM = 0.016  # seconds that a batch keeps the writer: whoever places an order waits for one transaction at most
 
 
 class Stage(Protocol):
@@ -93,18 +93,17 @@ async def drain(
 
 
 class BatchSize:
-    """How many events a transaction takes: as many as it can within about 40 ms, between 50 and 2000.
+    """How many events a batch takes: as many as fit into 16 ms, between 50 and 2000.
 
     A fixed size is too large where the disk or a receiver is slow (others wait for the write lock) and too small
-    where they are fast (each transaction costs an fsync).
+    where they are fast (each batch costs its share of an fsync, and a round through the stages).
     """
 
     def __init__(self, first: int = 500) -> None:
         self.value = first
 
     def observe(self, events: int, seconds: float) -> None:
-        """A transaction took `events` in `seconds`."""
-        if seconds > _LONG:
-            self.value = max(_SMALLEST, int(self.value * 0.7))
-        elif seconds < _BRIEF and events >= self.value:
-            self.value = min(_LARGEST, int(self.value * 1.5))
+        """A batch of `events` took `seconds`. A small one that was quick says nothing about large ones."""
+        if events >= self.value or seconds > _AIM:
+            fitting = int(events * _AIM / max(seconds, 0.0001))
+            self.value = max(_SMALLEST, min(_LARGEST, (self.value + fitting) // 2))

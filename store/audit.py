@@ -1,56 +1,56 @@
 """The audit: do the invariants hold in this snapshot, and if not, which ids break them?
 
-Sets are compared by fingerprint first (how many, and two sums over their positions), which one scan of each table
-gives; only where two fingerprints differ are the sets compared row by row, and the rows that differ named. A million
-orders are a few seconds that way, where joining every set with every other took a dozen. Order ids, which are texts,
-are always compared one by one.
+Sets are compared by fingerprint first (how many, and two sums over their positions; amounts likewise), which one scan
+of each table gives; only where two fingerprints differ are the sets compared row by row, and the rows that differ
+named. A million orders are a few seconds that way, where joining every set with every other took a dozen. Orders and
+their events, whose ids are texts, are always compared one by one.
 
 Read it in one snapshot (`Database.read`): a pipeline that works meanwhile would look broken otherwise.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from contracts.events import ORDER_PLACED
-from contracts.identifiers import order_placed_id
-from contracts.names import CHARGE, SHIP
+from contracts.events import ORDER_PLACED, ORDER_SHIPPED, PAYMENT_CAPTURED
 from store.audit_findings import (
-    NOT_FANNED_OUT,
     SALES,
     UNFINISHED,
     Audit,
+    ByCurrency,
+    Check,
     Fingerprint,
-    Period,
     ReceiverCounts,
     delivery_of,
+    event_at,
     fingerprint,
     name_of,
+    not_taken,
+    other_amounts,
     periods,
     read_fingerprint,
-    subscribed,
+    read_sums,
+    same_sums,
+    taken,
+    within,
+    without_delivery,
 )
-from store.audit_sales import check_generation
+from store.audit_jobs import check_jobs
+from store.audit_orders import check_orders
+from store.audit_records import check_records
+from store.audit_sales import check_sales
+from store.audit_sequence import check_sequence
 from store.deliveries import DONE
-from store.schema import (
-    billing_entries,
-    charges,
-    deliveries,
-    job_steps,
-    jobs,
-    mail_messages,
-    orders,
-    outbox,
-    shipments,
-)
+from store.schema import billing_entries, deliveries, mail_messages, outbox
 
-_EFFECTS = {"billing": billing_entries, "mail": mail_messages}
+_BILLING, _MAIL = "billing", "mail"
+_EFFECTS = {_BILLING: billing_entries, _MAIL: mail_messages}
+_TYPES = (ORDER_PLACED, PAYMENT_CAPTURED, ORDER_SHIPPED)  # that stand one to one for other rows
 
 
 def audit(connection: Connection) -> Audit:
-    """Check I1, I2, I3, I5 and I6 of the snapshot that `connection` reads."""
+    """Check I1 to I6 of the snapshot that `connection` reads."""
     return _Auditor(connection).run()
 
 
@@ -60,105 +60,81 @@ class _Auditor:
         self._found = Audit()
         self._total: dict[str, Fingerprint] = {}
         self._by_state: dict[tuple[str, str], Fingerprint] = {}
+        self._misdelivered: set[str] = set()  # receivers with other deliveries than those of the events they take
 
     def run(self) -> Audit:
-        self._orders()
-        self._deliveries()
-        self._effects()
-        self._jobs()
-        check_generation(self._connection, self._found, self._state(SALES, DONE))
-        return self._found
-
-    # I1
-
-    def _orders(self) -> None:
-        found = self._found
-        found.orders = self._count(orders)
-        found.events = self._count(outbox)
-        placed = outbox.c.event_id == orders.c.id + ":placed"
-        self._break_if(
-            "I1",
-            "orders without their event",
-            sa.select(orders.c.id).where(~sa.exists().select_from(outbox).where(placed)),
-        )
-        events = self._scalar(sa.select(sa.func.count()).select_from(outbox).where(outbox.c.event_type == ORDER_PLACED))
-        if found.clean and events == found.orders:
-            return  # each order has its event, and there are as many
-        length = sa.func.length(outbox.c.event_id) - len(order_placed_id(""))
-        # PostgreSQL refuses to cut at a negative length.
-        order_id = sa.case((length > 0, sa.func.substr(outbox.c.event_id, 1, length)), else_="")
-        known = sa.exists().select_from(orders).where(orders.c.id == order_id, placed)
-        self._break_if(
-            "I1",
-            f"{ORDER_PLACED} events without their order",
-            sa.select(outbox.c.event_id).where(outbox.c.event_type == ORDER_PLACED, ~known),
-        )
-        self._break_if(
-            "I1",
-            f"events of an order's name that are no {ORDER_PLACED}",
-            sa.select(outbox.c.event_id)
-            .join_from(outbox, orders, orders.c.id == order_id)
-            .where(placed, outbox.c.event_type != ORDER_PLACED),
-        )
+        connection, found = self._connection, self._found
+        whole, types = self._read_events()
+        facts = check_orders(connection, found, types[ORDER_PLACED])
+        self._check_deliveries(whole)
+        self._check_effects(facts)
+        check_sequence(connection, found)
+        check_jobs(connection, found, types)
+        check_sales(connection, found, self._state(SALES, DONE), facts)
+        check_records(connection, found)
+        return found
 
     # I2
 
-    def _deliveries(self) -> None:
-        connection = self._connection
+    def _read_events(self) -> tuple[dict[str, Fingerprint], dict[str, int]]:
+        """Receiver -> all events that it takes; event type -> how many events. All in one reading."""
+        listed = [(receiver, key) for receiver, keys in periods(self._connection).items() for key in keys]
+        # Receivers that take the same from the same place on have the same events.
+        keys = sorted({key for _, key in listed})
+        columns: list[Any] = [sa.func.count()]
+        columns += [sa.func.count(sa.case((outbox.c.event_type == event_type, 1))) for event_type in _TYPES]
+        for key in keys:
+            columns += fingerprint(outbox.c.position, within(key))
+        row = list(self._connection.execute(sa.select(*columns).select_from(outbox)).one())
+        self._found.events, counts, numbers = row[0], row[1 : len(_TYPES) + 1], row[len(_TYPES) + 1 :]
+        events = {key: read_fingerprint(numbers[3 * place : 3 * place + 3]) for place, key in enumerate(keys)}
+        whole: dict[str, Fingerprint] = {}
+        for receiver, key in listed:
+            whole[receiver] = whole.get(receiver, Fingerprint()) + events[key]
+        return whole, dict(zip(_TYPES, counts, strict=True))
+
+    def _check_deliveries(self, whole: dict[str, Fingerprint]) -> None:
         position = deliveries.c.position
-        rows = connection.execute(
+        self._total = self._by_receiver(
             sa.select(deliveries.c.receiver, *fingerprint(position)).group_by(deliveries.c.receiver)
         )
-        self._total = {row[0]: read_fingerprint(row[1:]) for row in rows}
         for state, condition in UNFINISHED.items():
-            rows = connection.execute(
+            found = self._by_receiver(
                 sa.select(deliveries.c.receiver, *fingerprint(position))
                 .where(sa.text(condition))
                 .group_by(deliveries.c.receiver)
             )
-            self._by_state |= {(row[0], state): read_fingerprint(row[1:]) for row in rows}
-        taken = periods(connection)
-        events = self._events_by_subscription({key for keys in taken.values() for key in keys})
-        for receiver in sorted(taken.keys() | self._total.keys()):
-            keys = taken.get(receiver, [])
-            whole = sum((events[key] for key in keys), Fingerprint())
-            waiting = self._not_fanned_out(receiver, keys)
-            total = self._total.get(receiver, Fingerprint())
+            self._by_state |= {(receiver, state): part for receiver, part in found.items()}
+        waiting = self._not_fanned_out()
+        for receiver in sorted(whole.keys() | self._total.keys()):
+            its_own, on_its_way = whole.get(receiver, Fingerprint()), waiting.get(receiver, Fingerprint())
             states = {state: self._state(receiver, state).count for state in (*UNFINISHED, DONE)}
-            self._found.receivers.append(ReceiverCounts(receiver, whole.count, waiting.count, states))
-            if total != whole - waiting:
-                self._name_deliveries(receiver, keys)
+            self._found.receivers.append(ReceiverCounts(receiver, its_own.count, on_its_way.count, states))
+            if self._total.get(receiver, Fingerprint()) != its_own - on_its_way:
+                self._misdelivered.add(receiver)
+                self._name_deliveries(receiver)
 
-    def _events_by_subscription(self, keys: set[Period]) -> dict[Period, Fingerprint]:
-        """Fingerprints of the events of each period, all in one scan."""
-        listed = sorted(keys)
-        if not listed:
-            return {}
-        columns = [column for key in listed for column in fingerprint(outbox.c.position, subscribed([key]))]
-        row = self._connection.execute(sa.select(*columns)).one()
-        return {key: read_fingerprint(row[3 * number : 3 * number + 3]) for number, key in enumerate(listed)}
+    def _by_receiver(self, statement: sa.Select[Any]) -> dict[str, Fingerprint]:
+        return {row[0]: read_fingerprint(row[1:]) for row in self._connection.execute(statement)}
 
-    def _not_fanned_out(self, receiver: str, keys: list[Period]) -> Fingerprint:
-        """Events without a delivery yet. One that was published again has its delivery, and counts there."""
-        found = Fingerprint()
-        for condition in NOT_FANNED_OUT:
-            row = self._connection.execute(
-                sa.select(*fingerprint(outbox.c.position)).where(
-                    sa.text(condition), subscribed(keys), ~delivery_of(receiver)
-                )
-            ).one()
-            found += read_fingerprint(row)
+    def _not_fanned_out(self) -> dict[str, Fingerprint]:
+        """Receiver -> its events without a delivery yet. One that was published again has its delivery, and counts
+        there."""
+        found: dict[str, Fingerprint] = {}
+        for unregistered in without_delivery(taken.c.receiver, *fingerprint(outbox.c.position)):
+            parts = self._by_receiver(unregistered.group_by(taken.c.receiver))
+            for receiver, part in parts.items():
+                found[receiver] = found.get(receiver, Fingerprint()) + part
         return found
 
-    def _name_deliveries(self, receiver: str, keys: list[Period]) -> None:
+    def _name_deliveries(self, receiver: str) -> None:
+        taking = sa.or_(sa.false(), *(within(period) for period in periods(self._connection).get(receiver, [])))
         self._break_if(
             "I2",
             f"events lost at {receiver}: fanned out, and without a delivery",
-            sa.select(outbox.c.event_id).where(
-                subscribed(keys), outbox.c.fanned_out_at.is_not(None), ~delivery_of(receiver)
-            ),
+            sa.select(outbox.c.event_id).where(taking, outbox.c.fanned_out_at.is_not(None), ~delivery_of(receiver)),
         )
-        event = sa.exists().select_from(outbox).where(outbox.c.position == deliveries.c.position, subscribed(keys))
+        event = sa.exists().select_from(outbox).where(outbox.c.position == deliveries.c.position, taking)
         self._break_if(
             "I2",
             f"deliveries to {receiver} of no event that it takes",
@@ -167,64 +143,55 @@ class _Auditor:
 
     # I3
 
-    def _effects(self) -> None:
-        for receiver, effect in _EFFECTS.items():
-            written = read_fingerprint(self._connection.execute(sa.select(*fingerprint(effect.c.position))).one())
-            if written == self._state(receiver, DONE):
-                continue
-            done = delivery_of(receiver, effect.c.position, DONE)
-            self._break_if(
-                "I3",
-                f"effects of {receiver} without a delivery that is {DONE}",
-                sa.select(name_of(effect.c.position)).where(~done),
-            )
-            there = sa.exists().select_from(effect).where(effect.c.position == deliveries.c.position)
-            self._break_if(
-                "I3",
-                f"deliveries {DONE} at {receiver} without an effect",
-                sa.select(name_of(deliveries.c.position)).where(
-                    deliveries.c.receiver == receiver, deliveries.c.status == DONE, ~there
-                ),
-            )
+    def _check_effects(self, facts: ByCurrency) -> None:
+        for receiver in _EFFECTS:
+            written, sums = self._read_effects(receiver)
+            if receiver in self._misdelivered or written != self._state(receiver, DONE):
+                self._name_effects(receiver)
+            # Each has its event; of those that hold an amount it is the event's.
+            if sums is not None and not same_sums(facts, sums, not_taken(self._connection, receiver)):
+                self._break_if(
+                    "I3",
+                    f"effects of {receiver} with another amount than their event",
+                    other_amounts(self._connection, _EFFECTS[receiver]),
+                )
 
-    # I5
+    def _read_effects(self, receiver: str) -> tuple[Fingerprint, ByCurrency | None]:
+        effect = _EFFECTS[receiver]
+        counted = fingerprint(effect.c.position)
+        if "amount" not in effect.c:
+            return read_fingerprint(self._connection.execute(sa.select(*counted)).one()), None
+        sums, others = read_sums(
+            self._connection,
+            lambda *columns: sa.select(*columns).select_from(effect),
+            effect.c.currency,
+            effect.c.amount,
+            effect.c.position,
+            *counted,
+        )
+        return read_fingerprint(others), sums
 
-    def _jobs(self) -> None:
-        found = self._found
-        found.jobs, found.charges, found.shipments = (self._count(table) for table in (jobs, charges, shipments))
-
-        def step(job_id: sa.ColumnElement[str], name: str) -> sa.Exists:
-            done = job_steps.alias()
-            return sa.exists().select_from(done).where(done.c.job_id == job_id, done.c.step == name)
-
-        checks: Iterable[tuple[str, sa.Select[Any]]] = (
-            (
-                "charges of another amount than their job's",
-                sa.select(charges.c.job_id)
-                .join_from(charges, jobs, jobs.c.job_id == charges.c.job_id)
-                .where(jobs.c.amount != charges.c.amount),
-            ),
-            (
-                "charges without a job that records them",
-                sa.select(charges.c.job_id).where(~step(charges.c.job_id, CHARGE)),
-            ),
-            (
-                "shipments without a job that records them",
-                sa.select(shipments.c.job_id).where(~step(shipments.c.job_id, SHIP)),
-            ),
-            (
-                "jobs shipped and not charged",
-                sa.select(job_steps.c.job_id).where(job_steps.c.step == SHIP, ~step(job_steps.c.job_id, CHARGE)),
-            ),
-            (
-                "steps of no job",
-                sa.select(job_steps.c.job_id)
-                .distinct()
-                .where(~sa.exists().select_from(jobs).where(jobs.c.job_id == job_steps.c.job_id)),
+    def _name_effects(self, receiver: str) -> None:
+        effect = _EFFECTS[receiver]
+        done = delivery_of(receiver, effect.c.position, DONE)
+        self._break_if(
+            "I3",
+            f"effects of {receiver} without a delivery that is {DONE}",
+            sa.select(name_of(effect.c.position)).where(~done),
+        )
+        self._break_if(
+            "I3",
+            f"effects of {receiver} of no event",
+            sa.select(name_of(effect.c.position)).where(done, ~event_at(effect.c.position)),
+        )
+        there = sa.exists().select_from(effect).where(effect.c.position == deliveries.c.position)
+        self._break_if(
+            "I3",
+            f"deliveries {DONE} at {receiver} without an effect",
+            sa.select(name_of(deliveries.c.position)).where(
+                deliveries.c.receiver == receiver, deliveries.c.status == DONE, ~there
             ),
         )
-        for what, statement in checks:
-            self._break_if("I5", what, statement)
 
     def _state(self, receiver: str, state: str) -> Fingerprint:
         if state != DONE:
@@ -233,11 +200,4 @@ class _Auditor:
         return self._total.get(receiver, Fingerprint()) - unfinished
 
     def _break_if(self, invariant: str, what: str, names: sa.Select[Any]) -> None:
-        self._found.break_if(self._connection, invariant, what, names)
-
-    def _count(self, table: sa.Table) -> int:
-        return self._scalar(sa.select(sa.func.count()).select_from(table))
-
-    def _scalar(self, statement: sa.Select[Any]) -> int:
-        number: int = self._connection.execute(statement).scalar_one()
-        return number
+        self._found.look_for(self._connection, Check(invariant, what, names))

@@ -1,7 +1,8 @@
-"""I6: one generation is active, its totals are its rows, and its rows are the history but for what is on its way."""
+"""I6: one generation is active, its totals are its rows, and its rows are what `sales` took and what a rebuild put in.
 
-from collections.abc import Iterable
-from typing import Any
+A rebuild puts in all that was placed until then, taken or not. So the rows of a generation are known one by one: the
+events up to where it was last rebuilt, and beyond that those that are done at `sales`.
+"""
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -9,210 +10,171 @@ from sqlalchemy import Connection
 from contracts.events import ORDER_PLACED
 from store.audit_findings import (
     NAMED,
-    NOT_FANNED_OUT,
     SALES,
     UNFINISHED,
     Audit,
     Break,
+    ByCurrency,
+    Check,
     Fingerprint,
-    at_sales,
+    at_receiver,
     delivery_of,
+    event_at,
     fingerprint,
-    held,
     name_of,
-    periods,
+    never_for,
+    not_taken,
+    other_amounts,
     read_fingerprint,
-    subscribed,
-    weighed,
+    read_sums,
+    same_sums,
 )
 from store.deliveries import DONE
-from store.dialect import json_integer, json_text
-from store.schema import control, deliveries, generations, orders, outbox, sales_applied, sales_totals
+from store.rebuild import COMPLETED
+from store.schema import control, deliveries, generations, outbox, rebuilds, sales_applied, sales_totals
 
 
-def check_generation(connection: Connection, found: Audit, done: Fingerprint) -> None:
-    """Note what does not hold in `found`. `done`: what is done at `sales`."""
-    _GenerationAuditor(connection, found, done).run()
-
-
-class _GenerationAuditor:
-    def __init__(self, connection: Connection, found: Audit, done: Fingerprint) -> None:
-        self._connection = connection
-        self._found = found
-        self._done = done
-        self._weights: dict[str, int] = {}  # of the generation's amounts, by currency
-
-    def run(self) -> None:
-        active = list(
-            self._connection.execute(
-                sa.select(generations.c.generation)
-                .where(sa.text("state = 'ACTIVE'"))
-                .order_by(generations.c.generation)
-            ).scalars()
+def check_sales(connection: Connection, found: Audit, done: Fingerprint, facts: ByCurrency) -> None:
+    """Note what does not hold in `found`. `done`: what is done at `sales`; `facts`: the sums of all orders."""
+    active = list(
+        connection.execute(
+            sa.select(generations.c.generation).where(sa.text("state = 'ACTIVE'")).order_by(generations.c.generation)
+        ).scalars()
+    )
+    named = connection.execute(sa.select(control.c.active_generation)).scalar_one()
+    found.generation = named
+    if active != [named]:
+        found.breaks.append(
+            Break("I6", f"generations ACTIVE, where {named} is the one named as active", len(active), tuple(active))
         )
-        named = self._connection.execute(sa.select(control.c.active_generation)).scalar_one()
-        self._found.generation = named
-        if active != [named]:
-            self._found.breaks.append(
-                Break("I6", f"generations ACTIVE, where {named} is the one named as active", len(active), tuple(active))
-            )
-        rows = self._totals(named)
-        if rows == self._done + self._held_beside_done(named):
-            self._sums(named)
-        else:
-            self._name_generation(named)
-            self._name_amounts(named)
+    until = _rebuilt_until(connection, named)
+    rows, sums = _rows(connection, named)
+    _check_totals(connection, found, named, sums)
+    lacking = not_taken(connection, SALES, until)
+    if rows != done + _rebuilt_beside_done(connection, until) or not same_sums(facts, sums, lacking):
+        _name(connection, found, named, until)
 
-    def _totals(self, generation: str) -> Fingerprint:
-        """The fingerprint of its rows; their sums are compared with its totals on the way."""
-        rows: dict[str, tuple[int, int]] = {}
-        whole = Fingerprint()
-        amount, position = sales_applied.c.amount, sales_applied.c.position
-        for currency, total, weight, *counted in self._connection.execute(
-            sa.select(sales_applied.c.currency, sa.func.sum(amount), weighed(amount, position), *fingerprint(position))
-            .where(sales_applied.c.generation == generation)
-            .group_by(sales_applied.c.currency)
-        ):
-            part = read_fingerprint(counted)
-            rows[currency] = (part.count, int(total))
-            self._weights[currency] = int(weight)
-            whole += part
-        totals = {
-            row[0]: (row[1], row[2])
-            for row in self._connection.execute(
-                sa.select(sales_totals.c.currency, sales_totals.c.orders, sales_totals.c.amount).where(
-                    sales_totals.c.generation == generation
-                )
-            )
-        }
-        off = [code for code in sorted(rows.keys() | totals.keys()) if rows.get(code) != totals.get(code)]
-        if off:
-            self._found.breaks.append(
-                Break(
-                    "I6",
-                    f"currencies whose totals in {generation} are not the sum of its rows",
-                    len(off),
-                    tuple(
-                        f"{currency} (rows {_shown(rows.get(currency))}, totals {_shown(totals.get(currency))})"
-                        for currency in off[:NAMED]
-                    ),
-                )
-            )
-        self._found.sales = rows
-        return whole
 
-    def _held_beside_done(self, generation: str) -> Fingerprint:
-        """Events that the generation holds though they are not done at `sales`: a rebuild put them there, and their
-        delivery, when it comes, adds nothing."""
-        found = Fingerprint()
-        for condition in UNFINISHED.values():
-            found += read_fingerprint(
-                self._connection.execute(
-                    sa.select(*fingerprint(deliveries.c.position)).where(
-                        at_sales(),
-                        sa.text(condition),
-                        held(generation, deliveries.c.position),
-                    )
-                ).one()
+def totals_off(
+    connection: Connection, generation: str, rows: dict[str, tuple[int, int]]
+) -> list[tuple[str, tuple[int, int] | None, tuple[int, int] | None]]:
+    """(currency, its rows, its totals), each as (orders, amount), where the totals are not the sum of the rows."""
+    totals: dict[str, tuple[int, int]] = {
+        row[0]: (row[1], row[2])
+        for row in connection.execute(
+            sa.select(sales_totals.c.currency, sales_totals.c.orders, sales_totals.c.amount).where(
+                sales_totals.c.generation == generation
             )
-        outside = self._not_for_sales()
-        if outside is not None:
-            found += read_fingerprint(
-                self._connection.execute(
-                    sa.select(*fingerprint(outbox.c.position)).where(outside, held(generation, outbox.c.position))
-                ).one()
+        )
+    }
+    return [
+        (code, rows.get(code), totals.get(code))
+        for code in sorted(rows.keys() | totals.keys())
+        if rows.get(code) != totals.get(code)
+    ]
+
+
+def _rebuilt_until(connection: Connection, generation: str) -> int:
+    """Position up to which a rebuild or a rollback has put everything into it; 0 when none did."""
+    until = connection.execute(
+        sa.select(sa.func.max(rebuilds.c.until_position)).where(
+            rebuilds.c.generation == generation, rebuilds.c.state == COMPLETED
+        )
+    ).scalar_one_or_none()
+    return int(until or 0)
+
+
+def _rows(connection: Connection, generation: str) -> tuple[Fingerprint, ByCurrency]:
+    sums, counted = read_sums(
+        connection,
+        lambda *columns: sa.select(*columns).where(sales_applied.c.generation == generation),
+        sales_applied.c.currency,
+        sales_applied.c.amount,
+        sales_applied.c.position,
+        *fingerprint(sales_applied.c.position),
+    )
+    return read_fingerprint(counted), sums
+
+
+def _check_totals(connection: Connection, found: Audit, generation: str, sums: ByCurrency) -> None:
+    found.sales = {code: (entry.orders, entry.amount) for code, entry in sums.items()}
+    off = totals_off(connection, generation, found.sales)
+    if off:
+        found.breaks.append(
+            Break(
+                "I6",
+                f"currencies whose totals in {generation} are not the sum of its rows",
+                len(off),
+                tuple(f"{code} (rows {_shown(rows)}, totals {_shown(totals)})" for code, rows, totals in off[:NAMED]),
             )
+        )
+
+
+def _rebuilt_beside_done(connection: Connection, until: int) -> Fingerprint:
+    """Events that a rebuild put in though they are not done at `sales`: their delivery, when it comes, adds nothing."""
+    found = Fingerprint()
+    if not until:
         return found
+    position = deliveries.c.position
+    for condition in UNFINISHED.values():
+        row = connection.execute(
+            sa.select(*fingerprint(position)).where(
+                at_receiver(SALES),
+                sa.text(condition),
+                position + 0 <= until,
+                event_at(position, ORDER_PLACED),
+            )
+        ).one()
+        found += read_fingerprint(row)
+    outside = never_for(connection, SALES)
+    if outside is not None:
+        row = connection.execute(
+            sa.select(*fingerprint(outbox.c.position)).where(outside, outbox.c.position <= until, ~delivery_of(SALES))
+        ).one()
+        found += read_fingerprint(row)
+    return found
 
-    def _not_for_sales(self) -> sa.ColumnElement[bool] | None:
-        """Events of the history that `sales` never took: from before it was registered or after it was ended. None when
-        it takes all of them."""
-        taken = [period for period in periods(self._connection).get(SALES, []) if period.event_type == ORDER_PLACED]
-        if any(period.is_everything for period in taken):
-            return None
-        return sa.and_(outbox.c.event_type == ORDER_PLACED, ~subscribed(taken))
 
-    def _sums(self, generation: str) -> None:
-        """Amounts of the history, by currency, = those of the generation + those that it lacks."""
-        sums: dict[str, list[int]] = {}
+def _name(connection: Connection, found: Audit, generation: str, until: int) -> None:
+    row = sales_applied.alias()
 
-        def add(sign: int, rows: Iterable[Any]) -> None:
-            for currency, *numbers in rows:
-                entry = sums.setdefault(currency, [0, 0, 0])
-                sums[currency] = [old + sign * int(new) for old, new in zip(entry, numbers, strict=True)]
+    def held(position: sa.ColumnElement[int]) -> sa.Exists:
+        return sa.exists().select_from(row).where(row.c.generation == generation, row.c.position == position)
 
-        currency = json_text(self._connection, outbox.c.payload, "currency").label("paid_in")
-        amount = json_integer(self._connection, outbox.c.payload, "amount")
-        columns = (currency, sa.func.count(), sa.func.sum(amount), weighed(amount, outbox.c.position))
-        placed = outbox.c.event_type == ORDER_PLACED
-        of_events = sa.select(*columns).where(placed).group_by(sa.text("paid_in"))
-        add(1, self._connection.execute(of_events))
-        total = sum(entry[1] for entry in sums.values())
-        ordered = self._connection.execute(sa.select(sa.func.coalesce(sa.func.sum(orders.c.amount), 0))).scalar_one()
-        add(-1, [(code, number, amount, self._weights[code]) for code, (number, amount) in self._found.sales.items()])
-        absent = ~held(generation, outbox.c.position)
-        lacking = of_events.where(absent)
-        of_deliveries = lacking.join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
-        for condition in UNFINISHED.values():
-            add(-1, self._connection.execute(of_deliveries.where(at_sales(), sa.text(condition))))
-        outside = self._not_for_sales()
-        without = lacking.where(~delivery_of(SALES))
-        for condition in NOT_FANNED_OUT:
-            new = without.where(sa.text(condition))
-            add(-1, self._connection.execute(new if outside is None else new.where(~outside)))
-        if outside is not None:
-            add(-1, self._connection.execute(without.where(outside)))
-        if total != int(ordered) or any(any(entry) for entry in sums.values()):
-            self._name_amounts(generation)
-
-    def _name_generation(self, generation: str) -> None:
-        self._break_if(
+    position = sales_applied.c.position
+    names = sa.select(name_of(position)).where(sales_applied.c.generation == generation)
+    of_event = event_at(position, ORDER_PLACED)
+    found.look_for(
+        connection,
+        Check(
             "I6",
             f"events {DONE} at {SALES} that {generation} lacks",
             sa.select(name_of(deliveries.c.position)).where(
-                deliveries.c.receiver == SALES,
-                deliveries.c.status == DONE,
-                ~held(generation, deliveries.c.position),
+                deliveries.c.receiver == SALES, deliveries.c.status == DONE, ~held(deliveries.c.position)
             ),
-        )
-        event = (
-            sa.exists()
-            .select_from(outbox)
-            .where(outbox.c.position == sales_applied.c.position, outbox.c.event_type == ORDER_PLACED)
-        )
-        self._break_if(
+        ),
+        Check(
             "I6",
-            f"rows of {generation} that the history does not have",
-            sa.select(name_of(sales_applied.c.position)).where(sales_applied.c.generation == generation, ~event),
-        )
-
-    def _name_amounts(self, generation: str) -> None:
-        amount = json_integer(self._connection, outbox.c.payload, "amount")
-        currency = json_text(self._connection, outbox.c.payload, "currency")
-        self._break_if(
+            f"events rebuilt into {generation} that it lacks",
+            sa.select(outbox.c.event_id).where(
+                outbox.c.event_type == ORDER_PLACED,
+                outbox.c.position <= until,
+                ~held(outbox.c.position),
+                ~delivery_of(SALES, state=DONE),
+            ),
+        ),
+        Check("I6", f"rows of {generation} that the history does not have", names.where(~of_event)),
+        Check(
+            "I6",
+            f"rows of {generation} that are neither {DONE} at {SALES} nor rebuilt",
+            names.where(position > until, of_event, ~delivery_of(SALES, position, DONE)),
+        ),
+        Check(
             "I6",
             f"rows of {generation} with another amount than their event",
-            sa.select(outbox.c.event_id)
-            .join_from(sales_applied, outbox, outbox.c.position == sales_applied.c.position)
-            .where(
-                sales_applied.c.generation == generation,
-                outbox.c.event_type == ORDER_PLACED,
-                sa.or_(sales_applied.c.amount != amount, sales_applied.c.currency != currency),
-            ),
-        )
-        self._break_if(
-            "I1",
-            "orders with another amount than their event",
-            sa.select(orders.c.id)
-            .join_from(orders, outbox, outbox.c.event_id == orders.c.id + ":placed")
-            .where(
-                outbox.c.event_type == ORDER_PLACED,
-                sa.or_(orders.c.amount != amount, orders.c.currency != currency),
-            ),
-        )
-
-    def _break_if(self, invariant: str, what: str, names: sa.Select[Any]) -> None:
-        self._found.break_if(self._connection, invariant, what, names)
+            other_amounts(connection, sales_applied).where(sales_applied.c.generation == generation),
+        ),
+    )
 
 
 def _shown(total: tuple[int, int] | None) -> str:

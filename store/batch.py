@@ -5,13 +5,13 @@ payloads cost more than the rest of its work.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from contracts.events import Event
-from store.dialect import pack, value_list
+from store.dialect import built_once, pack, value_list
 from store.schema import outbox
 
 # The columns that an Event is made of, in its order.
@@ -23,6 +23,12 @@ EVENT = (
     outbox.c.event_type,
     outbox.c.payload,
 )
+
+
+@built_once
+def _chosen(connection: Connection) -> Any:
+    chosen = value_list(connection, "positions", int)
+    return sa.select(*EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value)
 
 
 class EventBatch(Sequence[Event]):
@@ -74,11 +80,7 @@ class EventBatch(Sequence[Event]):
         missing = [position for position, _ in self._keys if position not in self._loaded]
         if not missing:
             return
-        chosen = value_list(self._connection, "positions", int)
-        rows = self._connection.execute(
-            sa.select(*EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value),
-            {"positions": pack(self._connection, missing)},
-        ).all()
+        rows = self._connection.execute(_chosen(self._connection), {"positions": pack(self._connection, missing)}).all()
         self._loaded.update((row[0], Event(*row)) for row in rows)
 
 

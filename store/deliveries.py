@@ -82,8 +82,7 @@ _NEXT = by_index(
 def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    rows = connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all()
-    return EventBatch(connection, [(row[0], row[1]) for row in rows])
+    return EventBatch(connection, connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all())
 
 
 _PROBES = (
@@ -141,6 +140,24 @@ def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -
         raise RuntimeError(f"{len(positions) - count} deliveries of {receiver} were taken by a twin")
 
 
+_RECORD_FAILURE = (
+    sa.update(deliveries)
+    .where(
+        deliveries.c.receiver == sa.bindparam("of"),
+        deliveries.c.position == sa.bindparam("at"),
+        deliveries.c.status.in_([PENDING, RETRYING]),
+    )
+    .values(
+        status=sa.bindparam("becomes"),
+        attempts=sa.bindparam("attempts"),
+        last_error=sa.bindparam("error"),
+        next_attempt_at=sa.bindparam("due"),
+        settled_at=sa.bindparam("settled"),
+        has_run=sa.case((sa.bindparam("becomes") == DEAD, 0), else_=deliveries.c.has_run),
+    )
+)
+
+
 def record_failure(
     connection: Connection,
     receiver: str,
@@ -157,20 +174,16 @@ def record_failure(
     """
     dead = next_attempt_at is None
     connection.execute(
-        sa.update(deliveries)
-        .where(
-            deliveries.c.receiver == receiver,
-            deliveries.c.position == position,
-            deliveries.c.status.in_([PENDING, RETRYING]),
-        )
-        .values(
-            status=DEAD if dead else RETRYING,
-            attempts=attempts,
-            last_error=storable(error, MAX_ERROR),
-            next_attempt_at=next_attempt_at,
-            settled_at=now if dead else None,
-            **({"has_run": 0} if dead else {}),
-        )
+        _RECORD_FAILURE,
+        {
+            "of": receiver,
+            "at": position,
+            "becomes": DEAD if dead else RETRYING,
+            "attempts": attempts,
+            "error": storable(error, MAX_ERROR),
+            "due": next_attempt_at,
+            "settled": now if dead else None,
+        },
     )
 
 

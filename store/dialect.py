@@ -82,6 +82,13 @@ def json_integer(connection: Connection, column: Any, key: str) -> Any:
     return text if connection.dialect.name == "sqlite" else sa.cast(text, sa.BigInteger)
 
 
+def json_quoted(connection: Connection, text: Any) -> Any:
+    """The text as a JSON string, with its quotes."""
+    if connection.dialect.name == "sqlite":
+        return sa.func.json_quote(text)
+    return sa.cast(sa.func.to_json(text), sa.Text)
+
+
 def join_lines(connection: Connection, line: Any) -> Any:
     """Aggregate: the lines, a newline between each two, in the order of the rows; NULL where there are none."""
     join = sa.func.group_concat if connection.dialect.name == "sqlite" else sa.func.string_agg

@@ -9,43 +9,61 @@ from sqlalchemy import Connection
 from contracts.events import ORDER_PLACED, Event
 from store.batch import positions_of
 from store.control import read_control
-from store.dialect import for_update, insert, json_integer, json_text, pack, value_list
+from store.dialect import built_once, for_update, insert, json_integer, json_text, pack, value_list
 from store.schema import billing_entries, generations, mail_messages, outbox, sales_applied, sales_totals
 
 
-def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
-    """One entry an order, with its amount."""
-    _insert_from_outbox(
+def _insert_from_outbox(connection: Connection, table: sa.Table, **columns: Any) -> Any:
+    """A row an event, out of its payload, in one statement; an event that has its row keeps it."""
+    return (
+        insert(connection, table)
+        .from_select(
+            ["position", *columns], sa.select(outbox.c.position, *columns.values()).where(_is_chosen(connection))
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def _is_chosen(connection: Connection) -> sa.ColumnElement[bool]:
+    return outbox.c.position.in_(sa.select(value_list(connection, "positions", int).c.value))
+
+
+@built_once
+def _billing_entries(connection: Connection) -> Any:
+    return _insert_from_outbox(
         connection,
         billing_entries,
-        events,
         order_id=json_text(connection, outbox.c.payload, "order_id"),
         amount=json_integer(connection, outbox.c.payload, "amount"),
         currency=json_text(connection, outbox.c.payload, "currency"),
     )
 
 
-def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None:
-    """One confirmation an order."""
+def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
+    """One entry an order, with its amount."""
+    if events:
+        connection.execute(_billing_entries(connection), {"positions": pack(connection, positions_of(events))})
+
+
+@built_once
+def _mail_messages(connection: Connection) -> Any:
     order_id = json_text(connection, outbox.c.payload, "order_id")
-    _insert_from_outbox(
-        connection, mail_messages, events, order_id=order_id, subject=sa.literal("We received your order ") + order_id
+    return _insert_from_outbox(
+        connection, mail_messages, order_id=order_id, subject=sa.literal("We received your order ") + order_id
     )
 
 
-def _insert_from_outbox(connection: Connection, table: sa.Table, events: Sequence[Event], **columns: Any) -> None:
-    """A row an event, out of its payload, in one statement; an event that has its row keeps it."""
-    if not events:
-        return
-    chosen = value_list(connection, "positions", int)
-    connection.execute(
-        insert(connection, table)
-        .from_select(
-            ["position", *columns],
-            sa.select(outbox.c.position, *columns.values()).where(outbox.c.position.in_(sa.select(chosen.c.value))),
-        )
-        .on_conflict_do_nothing(),
-        {"positions": pack(connection, positions_of(events))},
+def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None:
+    """One confirmation an order."""
+    if events:
+        connection.execute(_mail_messages(connection), {"positions": pack(connection, positions_of(events))})
+
+
+@built_once
+def _apply_chosen(connection: Connection) -> Any:
+    generation = sa.bindparam("of", type_=sa.Text)
+    return apply_from_outbox(connection, generation, _is_chosen(connection)).returning(
+        sales_applied.c.currency, sales_applied.c.amount
     )
 
 
@@ -57,12 +75,8 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
     if not events:
         return
     generation = _lock_active_generation(connection)
-    chosen = value_list(connection, "positions", int)
     fresh = connection.execute(
-        apply_from_outbox(connection, generation, outbox.c.position.in_(sa.select(chosen.c.value))).returning(
-            sales_applied.c.currency, sales_applied.c.amount
-        ),
-        {"positions": pack(connection, positions_of(events))},
+        _apply_chosen(connection), {"of": generation, "positions": pack(connection, positions_of(events))}
     ).all()
     sums: dict[str, tuple[int, int]] = {}
     for currency, amount in fresh:
@@ -72,7 +86,7 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
         add_to_totals(connection, generation, currency, count, total)
 
 
-def apply_from_outbox(connection: Connection, generation: str, which: sa.ColumnElement[bool]) -> Any:
+def apply_from_outbox(connection: Connection, generation: sa.ColumnElement[str], which: sa.ColumnElement[bool]) -> Any:
     """The statement that puts `order-placed` events of the outbox into a generation, except those that it holds.
 
     The same one live and in a rebuild, so that the two cannot come to differ.
@@ -82,7 +96,7 @@ def apply_from_outbox(connection: Connection, generation: str, which: sa.ColumnE
         .from_select(
             ["generation", "position", "amount", "currency"],
             sa.select(
-                sa.literal(generation),
+                generation,
                 outbox.c.position,
                 json_integer(connection, outbox.c.payload, "amount"),
                 json_text(connection, outbox.c.payload, "currency"),
@@ -92,19 +106,31 @@ def apply_from_outbox(connection: Connection, generation: str, which: sa.ColumnE
     )
 
 
+@built_once
+def _add(connection: Connection) -> Any:
+    statement = insert(connection, sales_totals)
+    return statement.on_conflict_do_update(
+        index_elements=["generation", "currency"],
+        set_={
+            "orders": sales_totals.c.orders + statement.excluded.orders,
+            "amount": sales_totals.c.amount + statement.excluded.amount,
+        },
+    )
+
+
 def add_to_totals(connection: Connection, generation: str, currency: str, orders: int, amount: int) -> None:
     """Count `orders` more, `amount` (minor units) in all, into a generation's totals."""
-    statement = insert(connection, sales_totals).values(
-        generation=generation, currency=currency, orders=orders, amount=amount
-    )
     connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["generation", "currency"],
-            set_={
-                "orders": sales_totals.c.orders + statement.excluded.orders,
-                "amount": sales_totals.c.amount + statement.excluded.amount,
-            },
-        )
+        _add(connection), {"generation": generation, "currency": currency, "orders": orders, "amount": amount}
+    )
+
+
+@built_once
+def _locked_state(connection: Connection) -> Any:
+    return for_update(
+        connection,
+        sa.select(generations.c.state).where(generations.c.generation == sa.bindparam("of")),
+        shared=True,
     )
 
 
@@ -113,13 +139,7 @@ def _lock_active_generation(connection: Connection) -> str:
     be left in a retired one."""
     while True:
         generation = read_control(connection).active_generation
-        state = connection.execute(
-            for_update(
-                connection,
-                sa.select(generations.c.state).where(generations.c.generation == generation),
-                shared=True,
-            )
-        ).scalar_one()
+        state = connection.execute(_locked_state(connection), {"of": generation}).scalar_one()
         if state == "ACTIVE":
             return generation
         # An activation committed between the two reads, or while we waited for the lock.

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from store.dialect import insert, pack, storable, value_list
+from store.dialect import built_once, insert, pack, storable, value_list
 from store.schema import deliveries, invalid_entries, outbox, subscriptions
 
 _MAX_SHOWN = 600  # characters of at most 4 bytes: PostgreSQL indexes 2,704
@@ -34,29 +34,30 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     keeps its state.
     """
     ids, junk = _decode(entries)
-    rows = _recorded(connection, ids)
-    known = {row.event_id for row in rows}
-    junk += [(event_id, "is no event in the outbox") for event_id in ids if event_id not in known]
-    fresh = [row for row in rows if row.fanned_out_at is None]
-    positions = {row.position for row in fresh}
+    known: set[str] = set()
+    positions: set[int] = set()
     tops: dict[str, int] = {}
-    for row in fresh:
-        if row.seq > 1:
-            tops[row.aggregate_id] = max(row.seq, tops.get(row.aggregate_id, 0))
+    for position, event_id, aggregate_id, seq, fanned_out_at in _recorded(connection, ids):
+        known.add(event_id)
+        if fanned_out_at is None:
+            positions.add(position)
+            if seq > 1:
+                tops[aggregate_id] = max(seq, tops.get(aggregate_id, 0))
+    junk += [(event_id, "is no event in the outbox") for event_id in ids if event_id not in known]
+    duplicates = len(entries) - len(positions) - len(junk)
     for aggregate_id, top in sorted(tops.items()):
         positions.update(_earlier_unregistered(connection, aggregate_id, top))
     if positions:
         register_deliveries(connection, sorted(positions), now)
     if junk:
         _record_invalid(connection, junk, now)
-    return FannedOut(len(positions), len(entries) - len(fresh) - len(junk), len(junk), tuple(known))
+    return FannedOut(len(positions), duplicates, len(junk), tuple(known))
 
 
-def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:
-    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out."""
+@built_once
+def _register(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
-    bound = {"positions": pack(connection, positions)}
-    connection.execute(
+    return (
         insert(connection, deliveries)
         .from_select(
             ["receiver", "position", "aggregate_id", "seq", "status", "attempts", "has_run"],
@@ -79,13 +80,25 @@ def register_deliveries(connection: Connection, positions: Sequence[int], now: i
             # In one order everywhere, so that twins cannot wait for each other.
             .order_by(outbox.c.position, subscriptions.c.receiver),
         )
-        .on_conflict_do_nothing(),
-        bound,
+        .on_conflict_do_nothing()
     )
-    connection.execute(
-        sa.update(outbox).where(outbox.c.position.in_(sa.select(chosen.c.value))).values(fanned_out_at=now),
-        bound,
+
+
+@built_once
+def _mark_fanned_out(connection: Connection) -> Any:
+    chosen = value_list(connection, "positions", int)
+    return (
+        sa.update(outbox)
+        .where(outbox.c.position.in_(sa.select(chosen.c.value)))
+        .values(fanned_out_at=sa.bindparam("now", type_=sa.BigInteger))
     )
+
+
+def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:
+    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out."""
+    chosen = pack(connection, positions)
+    connection.execute(_register(connection), {"positions": chosen})
+    connection.execute(_mark_fanned_out(connection), {"positions": chosen, "now": now})
 
 
 def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -104,20 +117,20 @@ def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]
     return list(ids), list(junk.items())
 
 
-def _recorded(connection: Connection, ids: Sequence[str]) -> list[Any]:
+@built_once
+def _named(connection: Connection) -> Any:
     wanted = value_list(connection, "ids", str)
-    return list(
-        connection.execute(
-            sa.select(
-                outbox.c.position,
-                outbox.c.event_id,
-                outbox.c.aggregate_id,
-                outbox.c.seq,
-                outbox.c.fanned_out_at,
-            ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value),
-            {"ids": pack(connection, ids)},
-        ).all()
-    )
+    return sa.select(
+        outbox.c.position,
+        outbox.c.event_id,
+        outbox.c.aggregate_id,
+        outbox.c.seq,
+        outbox.c.fanned_out_at,
+    ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value)
+
+
+def _recorded(connection: Connection, ids: Sequence[str]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+    return connection.execute(_named(connection), {"ids": pack(connection, ids)}).all()
 
 
 def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:

@@ -20,9 +20,12 @@ def clear_fault(connection: Connection, receiver: str) -> bool:
     return connection.execute(sa.delete(faults).where(faults.c.receiver == receiver)).rowcount > 0
 
 
+_MODE = sa.select(faults.c.mode).where(faults.c.receiver == sa.bindparam("receiver"))
+
+
 def fault_mode(connection: Connection, receiver: str) -> str | None:
     """`error`, `outage` or None."""
-    return connection.execute(sa.select(faults.c.mode).where(faults.c.receiver == receiver)).scalar_one_or_none()
+    return connection.execute(_MODE, {"receiver": receiver}).scalar_one_or_none()
 
 
 def list_faults(connection: Connection) -> dict[str, str]:

@@ -96,13 +96,14 @@ _PENDING = (
     sa.select(outbox.c.position, outbox.c.event_id)
     .where(outbox.c.status == sa.literal_column(f"'{PENDING}'"))
     .order_by(outbox.c.position)
+    .limit(sa.bindparam("limit"))
 )
 
 
 def pending_events(connection: Connection, limit: int) -> list[tuple[int, str]]:
     """(position, event id) of events that wait for the relay, in position order, which is `seq` order within an
     aggregate. At most `limit`."""
-    return [(row[0], row[1]) for row in connection.execute(_PENDING.limit(limit)).all()]
+    return [(row[0], row[1]) for row in connection.execute(_PENDING, {"limit": limit}).all()]
 
 
 def first_pending(connection: Connection) -> int | None:

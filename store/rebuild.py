@@ -231,7 +231,7 @@ def replay_chunk(connection: Connection, rebuild_id: str, after: int, width: int
     upto = min(after + width, rebuild.until_position)
     before = _window(connection, rebuild.generation, after, upto)
     window = sa.and_(outbox.c.position > after, outbox.c.position <= upto)
-    connection.execute(apply_from_outbox(connection, rebuild.generation, window))
+    connection.execute(apply_from_outbox(connection, sa.literal(rebuild.generation), window))
     added = 0
     for currency, (count, amount) in _window(connection, rebuild.generation, after, upto).items():
         old_count, old_amount = before.get(currency, (0, 0))

@@ -3,13 +3,14 @@
 Ending one for good: receiver_ends.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from store.dialect import for_update, insert
+from store.dialect import built_once, for_update, insert
 from store.schema import outbox, receiver_ends, receivers, subscriptions
 
 
@@ -64,11 +65,6 @@ def current_receivers(connection: Connection) -> list[str]:
     )
 
 
-def lock_receiver(connection: Connection, receiver: str) -> None:
-    """Keep twins of one receiver apart until this transaction ends."""
-    connection.execute(for_update(connection, sa.select(receivers.c.receiver).where(receivers.c.receiver == receiver)))
-
-
 def note_progress(connection: Connection, receiver: str, now: int) -> None:
     """The receiver took something at `now` (UTC ms)."""
     connection.execute(sa.update(receivers).where(receivers.c.receiver == receiver).values(last_progress=now))
@@ -82,11 +78,25 @@ class Hold:
     reason: str
 
 
+_HOLD = sa.select(receivers.c.held_since, receivers.c.reason).where(receivers.c.receiver == sa.bindparam("receiver"))
+
+
+@built_once
+def _locked_hold(connection: Connection) -> Any:
+    return for_update(connection, _HOLD)
+
+
+def lock_receiver(connection: Connection, receiver: str) -> Hold | None:
+    """Keep twins of one receiver apart until this transaction ends; the receiver's hold, or None while it is up."""
+    return _as_hold(connection.execute(_locked_hold(connection), {"receiver": receiver}).one_or_none())
+
+
 def get_hold(connection: Connection, receiver: str) -> Hold | None:
     """The receiver's hold, or None while it is up."""
-    row = connection.execute(
-        sa.select(receivers.c.held_since, receivers.c.reason).where(receivers.c.receiver == receiver)
-    ).one_or_none()
+    return _as_hold(connection.execute(_HOLD, {"receiver": receiver}).one_or_none())
+
+
+def _as_hold(row: Sequence[Any] | None) -> Hold | None:
     return None if row is None or row[0] is None else Hold(row[0], row[1] or "")
 
 

@@ -59,8 +59,8 @@ def read_range(connection: Connection, rebuild_id: str, generation: str, after: 
     )
     side = sa.select(outbox.c.event_id, held.label("what")).where(*within).order_by(outbox.c.event_id)
     if last is None:
-        # Beyond the expected set: all of these are unexpected, and some are enough to name.
-        side = side.where(held.is_not(None)).limit(limit)
+        # Beyond the expected set: all of these are unexpected, and it is enough to name some, however narrow the range.
+        side = side.where(held.is_not(None)).limit(max(limit, _NAMED + 1))
     rows = side.subquery()
     # Events that the generation does not hold give NULL, which the aggregate leaves out.
     applied = connection.execute(sa.select(join_lines(connection, rows.c.event_id + " " + rows.c.what))).scalar_one()

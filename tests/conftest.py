@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Property tests: the suite draws the same examples each time, so that a change that fails is the change's fault;
+# `make properties` draws others, many more of them. No deadline: how long a step takes is the machine's affair.
+settings.register_profile("suite", max_examples=100, derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
+settings.load_profile("suite")
 
 # Fixtures, the same ones for all tests: imported into several conftests they would be started once for each.
 pytest_plugins = ["tests.databases", "tests.servers"]

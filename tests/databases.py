@@ -14,7 +14,8 @@ from store.schema import metadata
 from tests.postgres import missing, postgres_server
 
 
-def _initialize(url: str) -> None:
+def set_up(url: str) -> None:
+    """The tables and the first rows."""
     database = Database(url)
     with database.write() as connection:
         initialize(connection, 1)
@@ -24,7 +25,7 @@ def _initialize(url: str) -> None:
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "saisei.db"
-    _initialize(f"sqlite:///{path}")  # the last connection to close folds the WAL into the file
+    set_up(f"sqlite:///{path}")  # the last connection to close folds the WAL into the file
     return path
 
 
@@ -46,7 +47,7 @@ def postgres_admin(postgres_server_url: str) -> Iterator[sa.Engine]:
     with admin.connect() as connection:
         connection.exec_driver_sql("ALTER SYSTEM SET fsync = off")
         connection.exec_driver_sql("SELECT pg_reload_conf()")
-    _initialize(postgres_server_url)
+    set_up(postgres_server_url)
     yield admin
     admin.dispose()
 
@@ -113,7 +114,7 @@ def database_urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ca
             for name in made:
                 connection.exec_driver_sql(f"CREATE SCHEMA {name}")
         for url in urls:
-            _initialize(url)
+            set_up(url)
         return urls
 
     yield schemas

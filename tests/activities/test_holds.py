@@ -338,7 +338,7 @@ async def test_a_fault_of_mode_error_is_each_events_own_failure(sqlite: Database
             assert fault_mode(connection, "sales") == ERROR
         place(sqlite, 1, 2, 3)
         await fan_out(scene)
-        await scene.receivers["sales"].step()
+        await scene.drain(scene.receivers["sales"])
         assert scene.counts("sales") == {"retrying": 3}
         assert scene.receivers["sales"].hold is None
         assert scene.scalar("SELECT min(last_error) FROM deliveries") == (

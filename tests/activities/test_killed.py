@@ -119,6 +119,24 @@ async def test_an_activity_that_two_workers_run_at_once_has_its_effect_once(scen
         assert sum(results) == 3
 
 
+@pytest.mark.parametrize("point", ["committed together", "answered one"])
+async def test_stages_that_were_killed_after_the_commit_that_they_shared_lose_and_double_nothing(
+    scene: Stages, kill: Kill, point: str
+) -> None:
+    prepare(scene, "recorder")
+    append(scene.database, "b", 1, 2)
+    kill("together", point)
+    if scene.database.is_sqlite:
+        check(scene, "charge")
+        check(scene, "recorder")
+    for name in ("together", "together", "ship"):
+        await activity(scene, name)
+    await scene.drain()
+    check(scene, "ship")
+    assert scene.effects() == ["a-1", "a-2", "a-3", "b-1", "b-2"]
+    assert scene.counts() == {"done": 5}
+
+
 async def test_a_relay_that_was_killed_between_push_and_mark_makes_a_duplicate_that_is_dropped(
     scene: Stages, kill: Kill
 ) -> None:

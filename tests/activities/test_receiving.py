@@ -179,7 +179,13 @@ def _end(connection: Connection) -> None:
     transaction.commit()
 
 
-@pytest.mark.parametrize("ending", [_commit, _rollback, _end])
+def _say(statement: str) -> Callable[[Connection], None]:
+    return lambda connection: connection.exec_driver_sql(statement).close()
+
+
+@pytest.mark.parametrize(
+    "ending", [_commit, _rollback, _end, _say("COMMIT"), _say(" end"), _say("rollback"), _say("ROLLBACK WORK")]
+)
 async def test_a_receiver_cannot_commit_and_then_raise(
     scene: Stages, receiver: Recorder, ending: Callable[[Connection], None]
 ) -> None:

@@ -113,13 +113,18 @@ def test_the_size_of_a_batch_follows_its_time() -> None:
     for _ in range(20):
         size.observe(size.value, 0.001)
     assert size.value == 2000
-    size.observe(10, 0.001)  # a small batch says nothing about large ones
+    size.observe(10, 0.001)  # a small batch that was quick says nothing about large ones
     assert size.value == 2000
+    for _ in range(20):
+        size.observe(size.value, size.value / 50_000)  # 50 events a millisecond
+    assert 700 < size.value < 900
+    size.observe(10, 1.0)
+    assert size.value < 500
     for _ in range(50):
         size.observe(size.value, 0.5)
     assert size.value == 50
-    size.observe(50, 0.030)
-    assert size.value == 50
+    size.observe(50, 0.0)
+    assert size.value == 2000
 
 
 async def test_steps_hand_over_to_the_next_stage(scene: Stages) -> None:

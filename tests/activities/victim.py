@@ -9,18 +9,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from sqlalchemy import Connection
 from temporalio.testing import ActivityEnvironment
 
 from activities.delivering import DeliveryActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping
 from contracts.messages import DeliveryInput, StepInput
 from pipeline.event_list import EventList
-from pipeline.writer import Writer
+from pipeline.writer import Writer, _Piece
 from store.engine import Database
 from tests.activities.stages import Recorder, Stages
+from tests.waiting import eventually
 
 
 def killing(target: type, method: str, *, call: int = 1) -> None:
@@ -45,6 +48,23 @@ def killing(target: type, method: str, *, call: int = 1) -> None:
         return result
 
     setattr(target, method, asynchronous if asyncio.iscoroutinefunction(original) else synchronous)
+
+
+def dying_after_commit(call: int) -> None:
+    """From here on the process dies right after the `call`th write transaction."""
+    original = Database.write
+    left = call
+
+    @contextmanager
+    def write(self: Database) -> Iterator[Connection]:
+        nonlocal left
+        with original(self) as connection:
+            yield connection
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Database.write = write  # type: ignore[method-assign]
 
 
 async def _settled(receiver: str) -> None:
@@ -73,11 +93,21 @@ async def activity(scene: Stages, name: str) -> Any:
             return await getattr(scene, name).step()
         case "recorder":
             return await scene.receivers["recorder"].step()
+        case "together":
+            if scene.database.is_sqlite:
+                scene.writer._joinable = 60  # also on a machine that is busy
+            with scene.database.write():  # on SQLite all of them wait for it, and then share a transaction
+                tasks = [asyncio.create_task(activity(scene, one)) for one in ("charge", "recorder", "relay")]
+                writing = scene.writer._waiting
+                await eventually(lambda: len(writing) + sum(task.done() for task in tasks) == 3, 10, "all wait")
+            return await asyncio.gather(*tasks)
     raise ValueError(name)
 
 
 POINTS: dict[str, Callable[[], None]] = {
     "committed": lambda: killing(Writer, "write"),
+    "committed together": lambda: dying_after_commit(2),  # the first one is what they waited for
+    "answered one": lambda: killing(_Piece, "conclude"),
     "pushed": lambda: killing(EventList, "push"),
     "removed": lambda: killing(EventList, "remove"),
     "never": lambda: None,

@@ -15,6 +15,7 @@ import embedded
 from embedded import AlreadyRunning, Child, EmbeddedError, ValkeyServer
 from embedded._process import birth_of
 from embedded._state import READY, Note, Process, note_path, write_note
+from embedded.tied import tie
 from tests.embedded.processes import kill_and_wait, parent_with_stack, processes_of
 from tests.embedded.test_servers import redis_client
 from tests.waiting import wait_until
@@ -77,11 +78,13 @@ def test_the_end_of_the_parent_is_seen_though_a_fork_holds_its_pipe(home: Path) 
         "if os.fork() == 0: time.sleep(30)\n"
         "else: print('ready', flush=True); time.sleep(600)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(home)],
-        stdout=subprocess.PIPE,
-        cwd=Path(embedded.__file__).parents[1],
-        start_new_session=True,
+    parent = tie(
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(home)],
+            stdout=subprocess.PIPE,
+            cwd=Path(embedded.__file__).parents[1],
+            start_new_session=True,
+        )
     )
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"ready\n"
@@ -220,8 +223,8 @@ def test_servers_left_by_a_dead_guard_are_stopped_first(home: Path) -> None:
 
 
 def test_a_recycled_pid_and_a_foreign_home_are_never_touched(home: Path) -> None:
-    recycled = subprocess.Popen([*SLEEPER, str(home)])
-    foreign = subprocess.Popen(SLEEPER)
+    recycled = tie(subprocess.Popen([*SLEEPER, str(home)]))
+    foreign = tie(subprocess.Popen(SLEEPER))
     try:
         birth = birth_of(foreign.pid)
         assert birth is not None

@@ -1,0 +1,49 @@
+"""The parts that decide how much and how often, for whatever they observe."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.failure import RetryPolicy
+from pipeline.stage import BatchSize
+
+seconds = st.floats(0, 10)
+
+
+@given(first=st.integers(50, 2000), seen=st.lists(st.tuples(st.integers(0, 3000), seconds), max_size=30))
+def test_a_batch_grows_when_it_is_brief_shrinks_when_it_is_long_and_stays_in_bounds(
+    first: int, seen: list[tuple[int, float]]
+) -> None:
+    size = BatchSize(first)
+    for events, took in seen:
+        before = size.value
+        size.observe(events, took)
+        assert 50 <= size.value <= 2000
+        if took > 0.040:
+            assert size.value < before or before == 50
+        elif took < 0.016 and events >= before:
+            assert size.value > before or before == 2000
+        else:
+            assert size.value == before  # it was not full, or it took as long as it may
+
+
+@given(cost=st.floats(0.000_001, 0.001))
+def test_a_batch_settles_at_what_takes_neither_too_long_nor_too_little(cost: float) -> None:
+    size = BatchSize()
+    for _ in range(40):
+        size.observe(size.value, size.value * cost)
+    assert size.value * cost <= 0.040 or size.value == 50
+    assert size.value * cost >= 0.016 / 1.5 or size.value == 2000
+
+
+@given(attempts=st.integers(1, 50), backoff=st.floats(0.001, 100), now=st.integers(0, 2**42))
+def test_a_failing_event_waits_longer_each_time_and_not_for_ever(attempts: int, backoff: float, now: int) -> None:
+    policy = RetryPolicy(attempts, backoff)
+    waits = []
+    for tried in range(1, attempts):
+        due = policy.next_attempt_at(tried, now)
+        assert due is not None
+        waits.append(due - now)
+    assert policy.next_attempt_at(attempts, now) is None
+    assert waits == sorted(waits)
+    assert all(wait <= 3_600_000 for wait in waits)
+    assert not waits or waits[0] == int(backoff * 1000)
