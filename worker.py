@@ -9,18 +9,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection
 from temporalio.client import Client
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 import embedded
+from activities.beating import Beating
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
@@ -76,9 +77,36 @@ _LONGEST_END = 8.0
 _STICKY = timedelta(seconds=1)
 
 
+# How often the server hears of a beat at most: left to itself the SDK holds it back for four fifths of its time-out,
+# and a slow moment would be taken for a death.
+_BEATS = timedelta(seconds=1)
+
+
 def sandbox() -> SandboxedWorkflowRunner:
     """Where workflow code runs: what is not deterministic is out of its reach."""
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
+
+
+def steps_worker(
+    client: Client,
+    activities: Sequence[Callable[..., Any]],
+    *,
+    interceptors: Sequence[Interceptor] = (),
+    **options: Any,
+) -> Worker:
+    """The worker of the common queue: all workflows, and activities that beat as long as it lives. `options`: more of
+    Worker's own."""
+    return Worker(
+        client,
+        task_queue=TASK_QUEUE,
+        workflows=WORKFLOWS,
+        activities=activities,
+        workflow_runner=sandbox(),
+        interceptors=[Beating(), *interceptors],
+        max_heartbeat_throttle_interval=_BEATS,
+        sticky_queue_schedule_to_start_timeout=_STICKY,
+        **options,
+    )
 
 
 async def end_workers(workers: Sequence[Worker], longest: float = _LONGEST_END) -> bool:
@@ -167,11 +195,9 @@ class SaiseiWorker:
         rebuilds = RebuildActivities(self.writer)
         drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain), self._why_ended)
         self._workers = (
-            Worker(
+            steps_worker(
                 client,
-                task_queue=TASK_QUEUE,
-                workflows=WORKFLOWS,
-                activities=[
+                [
                     deliveries.attempt_delivery,
                     deliveries.deliver_by_hand,
                     fulfilment.fulfil,
@@ -190,9 +216,7 @@ class SaiseiWorker:
                     rebuilds.fail_rebuild,
                     rebuilds.forget_expected,
                 ],
-                workflow_runner=sandbox(),
                 max_concurrent_activities=64,
-                sticky_queue_schedule_to_start_timeout=_STICKY,
                 graceful_shutdown_timeout=_GRACE,
             ),
             Worker(

@@ -1,21 +1,22 @@
-"""The phases of a rebuild. Long ones go on in short transactions, heartbeat, and may be repeated from the start."""
+"""The phases of a rebuild. Long ones go on in short transactions, say how far they are, and may be repeated from the
+start."""
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from contracts.errors import NotFound, Refused
 from contracts.messages import RebuildInput, RebuildReport, RebuildStep, ReconcileReport
 from pipeline.writer import Writer
 from store.clock import iso, now_ms
 from store.rebuild import (
+    RECONCILING,
+    REPLAYING,
     Rebuild,
     activate,
     begin_rebuild,
@@ -35,7 +36,7 @@ from store.reconcile import Reconciliation, certificate_text, check_sums, read_r
 
 T = TypeVar("T")
 
-_POLL = 0.1  # seconds between two questions whether the outbox is drained
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two questions whether the outbox is drained
 _READ_RANGE = 20_000
 _NARROWEST, _WIDEST = 500, 50_000
 _TARGET = 0.015  # seconds a write transaction of the replay should take
@@ -77,51 +78,42 @@ class RebuildActivities:
 
     @activity.defn
     async def await_drained(self, message: RebuildStep) -> RebuildReport:
-        """Wait until every `order-placed` event has its deliveries, then fix the history and the expected set.
+        """Once every `order-placed` event has its deliveries, fix the history and the expected set.
 
-        Raises `NotDrained` after `bound` seconds, with what is left.
+        Until then it raises `NotDrained` with what is left, and Temporal asks again: its clock knows how long that has
+        been, whatever became of workers meanwhile. After `bound` seconds that is the end.
         """
-        async with _beating() as say:
-            deadline = time.monotonic() + message.bound
-            while not await self._transaction(partial(fix_history, rebuild_id=message.rebuild_id, now=now_ms())):
-                waiting = await self._writer.read(partial(undrained, limit=20))
-                if waiting and time.monotonic() > deadline:
-                    raise ApplicationError(
-                        f"the outbox was not drained within {message.bound:g} s; waiting: {', '.join(waiting)}",
-                        type="NotDrained",
-                        non_retryable=True,
-                    )
-                say(f"waiting for {len(waiting)} or more events")
-                await self._until_drained_or(deadline)
-            after: str | None = ""
-            width = _Width()
-            while after is not None:
-                after = await self._chunk(
-                    width, partial(expect_chunk, rebuild_id=message.rebuild_id, after=after, limit=width.value)
-                )
-                say("fixing the expected set")
+        while not await self._transaction(partial(fix_history, rebuild_id=message.rebuild_id, now=now_ms())):
+            waiting = await self._writer.read(partial(undrained, limit=20))
+            if waiting:  # or the last one has just gone through
+                raise _not_drained(waiting, message.bound)
+        after: str | None = ""
+        width = _Width()
+        while after is not None:
+            after = await self._chunk(
+                width, partial(expect_chunk, rebuild_id=message.rebuild_id, after=after, limit=width.value)
+            )
+            activity.heartbeat("fixing the expected set")
         return await self._report(message.rebuild_id)
 
     @activity.defn
     async def replay(self, message: RebuildStep) -> RebuildReport:
         """Apply the whole history to the new generation, which takes what it lacks."""
-        async with _beating() as say:
-            await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase="replaying"))
-            position: int | None = 0
-            width = _Width()
-            while position is not None:
-                position = await self._chunk(
-                    width, partial(replay_chunk, rebuild_id=message.rebuild_id, after=position, width=width.value)
-                )
-                say(f"replayed to position {position}")
-            await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase="reconciling"))
+        await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase=REPLAYING))
+        position: int | None = 0
+        width = _Width()
+        while position is not None:
+            position = await self._chunk(
+                width, partial(replay_chunk, rebuild_id=message.rebuild_id, after=position, width=width.value)
+            )
+            activity.heartbeat(f"replayed to position {position}")
+        await self._transaction(partial(set_phase, rebuild_id=message.rebuild_id, phase=RECONCILING))
         return await self._report(message.rebuild_id)
 
     @activity.defn
     async def reconcile(self, message: RebuildStep) -> ReconcileReport:
         """Compare the generation with the expected set, id by id and amount by amount."""
-        async with _beating() as say:
-            found, _ = await self._reconcile(message.rebuild_id, say)
+        found, _ = await self._reconcile(message.rebuild_id)
         return ReconcileReport(found.count, found.digest, found.problems())
 
     @activity.defn
@@ -133,18 +125,17 @@ class RebuildActivities:
     @activity.defn
     async def certify(self, message: RebuildStep) -> ReconcileReport:
         """Compare the sealed generation once more, from the database, and store the certificate if it is equal."""
-        async with _beating() as say:
-            found, sums = await self._reconcile(message.rebuild_id, say)
-            if not found.problems():
-                rebuild = await self._writer.read(partial(get_rebuild, rebuild_id=message.rebuild_id))
-                text = certificate_text(
-                    rebuild_id=rebuild.rebuild_id,
-                    generation=rebuild.generation,
-                    found=found,
-                    sums=sums,
-                    now_iso=iso(now_ms()) or "",
-                )
-                await self._transaction(partial(store_certificate, rebuild_id=message.rebuild_id, certificate=text))
+        found, sums = await self._reconcile(message.rebuild_id)
+        if not found.problems():
+            rebuild = await self._writer.read(partial(get_rebuild, rebuild_id=message.rebuild_id))
+            text = certificate_text(
+                rebuild_id=rebuild.rebuild_id,
+                generation=rebuild.generation,
+                found=found,
+                sums=sums,
+                now_iso=iso(now_ms()) or "",
+            )
+            await self._transaction(partial(store_certificate, rebuild_id=message.rebuild_id, certificate=text))
         return ReconcileReport(found.count, found.digest, found.problems())
 
     @activity.defn
@@ -162,24 +153,15 @@ class RebuildActivities:
     @activity.defn
     async def forget_expected(self, message: RebuildStep) -> None:
         """Remove the expected set of a rebuild that is over, and of earlier ones whose run could not do so."""
-        async with _beating() as say:
-            rebuild_id: str | None = message.rebuild_id
-            width = _Width()
-            while rebuild_id is not None:
-                if await self._chunk(width, partial(forget_expected, rebuild_id=rebuild_id, limit=width.value)):
-                    say("removing the expected set")
-                else:
-                    rebuild_id = await self._writer.read(leftover_expected)
+        rebuild_id: str | None = message.rebuild_id
+        width = _Width()
+        while rebuild_id is not None:
+            if await self._chunk(width, partial(forget_expected, rebuild_id=rebuild_id, limit=width.value)):
+                activity.heartbeat("removing the expected set")
+            else:
+                rebuild_id = await self._writer.read(leftover_expected)
 
-    async def _until_drained_or(self, deadline: float) -> None:
-        while time.monotonic() <= deadline:
-            if not await self._writer.read(partial(undrained, limit=1)):
-                return
-            await asyncio.sleep(_POLL)
-
-    async def _reconcile(
-        self, rebuild_id: str, say: Callable[[str], None]
-    ) -> tuple[Reconciliation, dict[str, list[int]]]:
+    async def _reconcile(self, rebuild_id: str) -> tuple[Reconciliation, dict[str, list[int]]]:
         rebuild = await self._writer.read(partial(get_rebuild, rebuild_id=rebuild_id))
         found = Reconciliation()
         after = ""
@@ -194,7 +176,7 @@ class RebuildActivities:
                 )
             )
             await self._writer.call(partial(found.add, part))
-            say(f"compared {found.count:,} of {rebuild.expected:,}")
+            activity.heartbeat(f"compared {found.count:,} of {rebuild.expected:,}")
             if part.last is None:
                 break
             after = part.last
@@ -239,24 +221,21 @@ def _as_report(rebuild: Rebuild) -> RebuildReport:
     )
 
 
-@contextlib.asynccontextmanager
-async def _beating() -> AsyncIterator[Callable[[str], None]]:
-    """Heartbeats once a second with what was said last, also while one statement takes long."""
-    said = "started"
-
-    def say(what: str) -> None:
-        nonlocal said
-        said = what
-
-    async def beat() -> None:
-        while True:
-            activity.heartbeat(said)
-            await asyncio.sleep(1)
-
-    task = asyncio.create_task(beat())
-    try:
-        yield say
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+def _not_drained(waiting: list[str], bound: float) -> ApplicationError:
+    """Asked again soon: seldom enough while it takes long, and for the last time when the bound runs out."""
+    info = activity.info()
+    waited = (info.current_attempt_scheduled_time - info.scheduled_time).total_seconds()
+    left = bound - waited
+    if left <= 0:
+        return ApplicationError(
+            f"the outbox was not drained within {bound:g} s; waiting: {', '.join(waiting)}",
+            type="NotDrained",
+            non_retryable=True,
+        )
+    pause = min(max(_SHORTEST_PAUSE, waited / 10), _LONGEST_PAUSE, left)
+    return ApplicationError(
+        f"the outbox is not drained; waiting: {', '.join(waiting)}",
+        type="NotDrained",
+        next_retry_delay=timedelta(seconds=pause),
+        category=ApplicationErrorCategory.BENIGN,
+    )

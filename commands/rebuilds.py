@@ -137,7 +137,6 @@ async def _run(context: Context, args: Namespace, kind: RebuildInput) -> int:
         target=kind.target,
         resume=args.resume,
         drain_bound=args.drain_bound,
-        heartbeat_timeout=context.settings.heartbeat,
     )
     handle = await _started(context, message)
     rebuild = await _begun(context, handle)

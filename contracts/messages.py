@@ -114,7 +114,6 @@ class RedriveInput:
 
     request_id: str
     receiver: str | None = None
-    timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,6 @@ class RebuildInput:
     resume: bool = False
     drain_bound: float = 600.0
     phase_bound: float = 3600.0
-    heartbeat_timeout: float = 12.0
     hold: bool = False
 
 

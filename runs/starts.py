@@ -108,7 +108,7 @@ class Runs:
         """The run of a redrive whose set is frozen; attaches to the one that is open."""
         return await self._start(
             "RedriveWorkflow",
-            RedriveInput(request_id, receiver, self._timings),
+            RedriveInput(request_id, receiver),
             names.redrive_id(request_id),
             f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
             *([SearchAttributePair(search.RECEIVER, receiver)] if receiver else []),

@@ -31,6 +31,16 @@ from store.schema import (
 
 RUNNING, COMPLETED = "RUNNING", "COMPLETED"
 REBUILD, ROLLBACK = "rebuild", "rollback"
+# What a rebuild does, in the order of the saga: for people, who read it in `execution`.
+PHASES = (
+    DRAINING := "waiting until drained",
+    FIXING := "fixing the expected set",
+    REPLAYING := "replaying",
+    RECONCILING := "reconciling",
+    PROVING := "reconciling the sealed generation",
+    ACTIVATING := "activating",
+    ACTIVATED := "activated",
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ def begin_rebuild(
             run_id=run_id,
             kind=kind,
             state=RUNNING,
-            phase="waiting until drained",
+            phase=DRAINING,
             generation=generation,
             base_generation=base,
             epoch=epoch,
@@ -176,7 +186,7 @@ def fix_history(connection: Connection, rebuild_id: str, now: int) -> bool:
             raise Refused(f"generation {rebuild.generation} is not retired any more")
     else:
         connection.execute(sa.insert(generations).values(generation=rebuild.generation, state=BUILDING, created_at=now))
-    _note(connection, rebuild_id, phase="fixing the expected set", until_position=last)
+    _note(connection, rebuild_id, phase=FIXING, until_position=last)
     return True
 
 
@@ -247,7 +257,7 @@ def seal(connection: Connection, rebuild_id: str) -> None:
         ).scalar_one_or_none()
         if state != SEALED:
             raise Refused(f"generation {rebuild.generation} is {state}, not {BUILDING}")
-    _note(connection, rebuild_id, phase="reconciling the sealed generation")
+    _note(connection, rebuild_id, phase=PROVING)
 
 
 def store_certificate(connection: Connection, rebuild_id: str, certificate: str) -> None:
@@ -260,7 +270,7 @@ def store_certificate(connection: Connection, rebuild_id: str, certificate: str)
     ).rowcount
     if changed != 1:
         raise Refused(f"generation {rebuild.generation} is not sealed, so it cannot be certified")
-    _note(connection, rebuild_id, certificate=certificate, phase="activating")
+    _note(connection, rebuild_id, certificate=certificate, phase=ACTIVATING)
 
 
 def activate(connection: Connection, rebuild_id: str, now: int) -> Rebuild:
@@ -302,7 +312,7 @@ def activate(connection: Connection, rebuild_id: str, now: int) -> Rebuild:
     ).rowcount
     if swapped != 1:
         raise Refused(f"generation {rebuild.base_generation} is not the active one any more")
-    _note(connection, rebuild_id, state=COMPLETED, phase="activated", ended_at=now)
+    _note(connection, rebuild_id, state=COMPLETED, phase=ACTIVATED, ended_at=now)
     return get_rebuild(connection, rebuild_id)
 
 

@@ -85,6 +85,43 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], list[str]]]:
+    """Makes the URLs of so many databases, for a test that takes several at a time; it runs once on each kind.
+
+    On PostgreSQL they are schemas of one database, whose advisory locks are the same ones: they wait for each other.
+    """
+    if request.param == "sqlite":
+        template = request.getfixturevalue("sqlite_template")
+
+        def copies(count: int) -> list[str]:
+            return [f"sqlite:///{shutil.copy(template, tmp_path / f'{number}.db')}" for number in range(count)]
+
+        yield copies
+        return
+    server, admin = (request.getfixturevalue(name) for name in ("postgres_server_url", "postgres_admin"))
+    made: list[str] = []
+
+    def schemas(count: int) -> list[str]:
+        made.extend(f"copy_{number}" for number in range(count))
+        urls = [
+            sa.make_url(server)
+            .update_query_dict({"options": f"-csearch_path={name}"})
+            .render_as_string(hide_password=False)
+            for name in made
+        ]
+        with admin.connect() as connection:
+            for name in made:
+                connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+        for url in urls:
+            set_up(url)
+        return urls
+
+    yield schemas
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP SCHEMA {', '.join(made)} CASCADE")
+
+
 @pytest.fixture
 def open_database() -> Iterator[Callable[..., Database]]:
     """Opens databases that are closed after the test."""

@@ -151,6 +151,13 @@ def test_workflows_pass_our_own_modules_through_the_sandbox(path: Path) -> None:
     assert tops(passed) <= {"activities", "contracts"}
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.py")), ids=lambda path: path.name)
+def test_a_worker_that_dies_in_an_activity_is_missed_by_its_beats(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and re.search(r"\.(execute|start)_activity\w*$", ast.unparse(node.func)):
+            assert "heartbeat_timeout" in {keyword.arg for keyword in node.keywords}, f"line {node.lineno}"
+
+
 @each_file
 def test_only_the_engine_opens_transactions(path: Path) -> None:
     if path == ROOT / "store" / "engine.py":

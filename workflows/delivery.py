@@ -2,7 +2,7 @@
 
 from temporalio import workflow
 
-from workflows.policies import DATABASE_TIMEOUT, DELIVERY_RETRY, ONCE
+from workflows.policies import ALIVE, DATABASE_TIMEOUT, DELIVERY_RETRY, ONCE
 
 with workflow.unsafe.imports_passed_through():
     from activities.delivering import DeliveryActivities
@@ -25,6 +25,7 @@ class DeliveryWorkflow:
                 DeliveryActivities.deliver_by_hand,
                 message,
                 start_to_close_timeout=DATABASE_TIMEOUT,
+                heartbeat_timeout=ALIVE,
                 retry_policy=ONCE,
                 summary=f"{message.event_id} to {message.receiver}, by hand",
             )
@@ -33,6 +34,7 @@ class DeliveryWorkflow:
                 DeliveryActivities.attempt_delivery,
                 message,
                 start_to_close_timeout=DATABASE_TIMEOUT,
+                heartbeat_timeout=ALIVE,
                 retry_policy=DELIVERY_RETRY,
                 summary=f"{message.event_id} to {message.receiver}",
             )

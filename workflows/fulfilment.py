@@ -9,9 +9,10 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 
 from workflows.policies import (
+    ALIVE,
     AT_ONCE_TIMEOUT,
     DATABASE_RETRY,
     DATABASE_TIMEOUT,
@@ -65,7 +66,8 @@ class FulfilmentWorkflow:
                 retry_policy=ONCE,
                 summary=f"charge and ship {message.job_id}",
             )
-        except ActivityError as error:
+        except FailureError as error:
+            # Where nothing else wraps it, a local activity's own error comes as it is, and not as an ActivityError.
             if is_cancelled_exception(error):
                 raise
             return None
@@ -75,6 +77,7 @@ class FulfilmentWorkflow:
             FulfilmentActivities.charge,
             StepInput(message.job_id, message.amount),
             start_to_close_timeout=STEP_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             summary=f"charge {message.job_id}",
         )
@@ -85,6 +88,7 @@ class FulfilmentWorkflow:
             FulfilmentActivities.ship,
             StepInput(message.job_id, message.amount, message.ship_fails),
             start_to_close_timeout=STEP_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             schedule_to_close_timeout=SHIP_PERIOD,
             retry_policy=RetryPolicy(maximum_attempts=attempts) if attempts else SHIP_RETRY,
             summary=f"ship {message.job_id}",
@@ -95,6 +99,7 @@ class FulfilmentWorkflow:
             FulfilmentActivities.end_job,
             args=[message.job_id, error],
             start_to_close_timeout=DATABASE_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             schedule_to_close_timeout=timedelta(days=30),
             summary=f"record the outcome of {message.job_id}",

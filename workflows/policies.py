@@ -11,6 +11,10 @@ DRAIN_RETRY = RetryPolicy(
     maximum_interval=timedelta(seconds=5),
 )
 
+# Without a beat for this long a worker is dead, and another one takes its activity over. All activities but drains beat
+# once a second (activities/beating.py), whatever they wait for.
+ALIVE = timedelta(seconds=5)
+
 # One database transaction; the time-out covers the wait for the write lock under load.
 DATABASE_TIMEOUT = timedelta(seconds=30)
 DATABASE_RETRY = RetryPolicy(

@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
-from workflows.policies import DATABASE_RETRY, DATABASE_TIMEOUT
+from workflows.policies import ALIVE, DATABASE_RETRY, DATABASE_TIMEOUT
 
 with workflow.unsafe.imports_passed_through():
     from activities.rebuilding import RebuildActivities
@@ -150,19 +150,20 @@ class RebuildWorkflow:
             step,
             message,
             start_to_close_timeout=DATABASE_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             summary=summary,
         )
 
     async def _long(self, step: Callable[..., Any], message: Any, summary: str, bound: float | None = None) -> Any:
-        """Many transactions, with heartbeats, within a bound."""
+        """Many transactions, within a bound."""
         bound = self._input.phase_bound if bound is None else bound
         return await workflow.execute_activity_method(
             step,
             message,
             start_to_close_timeout=timedelta(seconds=bound),
             schedule_to_close_timeout=timedelta(seconds=bound),
-            heartbeat_timeout=timedelta(seconds=self._input.heartbeat_timeout),
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             summary=summary,
         )
@@ -176,6 +177,9 @@ def _reason(error: BaseException) -> str:
     if is_cancelled_exception(error):
         return "it was cancelled"
     cause = error.cause if isinstance(error, ActivityError) and error.cause else error
+    message = getattr(cause, "message", None) or str(cause)
     if isinstance(cause, ActivityTimeout):
         return "a phase did not end within its bound"
-    return getattr(cause, "message", None) or str(cause)
+    if isinstance(error, ActivityError) and error.retry_state == RetryState.TIMEOUT:
+        return f"a phase did not end within its bound; it failed last with {message}"
+    return message

@@ -1,11 +1,10 @@
 """A redrive: the frozen set of one request becomes pending again, chunk by chunk; a cancel ends it between two."""
 
 import asyncio
-from datetime import timedelta
 
 from temporalio import workflow
 
-from workflows.policies import DATABASE_RETRY, DATABASE_TIMEOUT
+from workflows.policies import ALIVE, DATABASE_RETRY, DATABASE_TIMEOUT
 
 with workflow.unsafe.imports_passed_through():
     from activities.redriving import RedriveActivities
@@ -43,7 +42,7 @@ class RedriveWorkflow:
             RedriveActivities.redrive_chunk,
             self._message,
             start_to_close_timeout=DATABASE_TIMEOUT,
-            heartbeat_timeout=timedelta(seconds=self._message.timings.heartbeat_timeout),
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             summary=f"{self._message.request_id}: after the first {done:,}",
         )
@@ -61,6 +60,7 @@ class RedriveWorkflow:
             RedriveActivities.cancel_redrive,
             self._message,
             start_to_close_timeout=DATABASE_TIMEOUT,
+            heartbeat_timeout=ALIVE,
             retry_policy=DATABASE_RETRY,
             summary=f"record that {self._message.request_id} was cancelled",
         )

@@ -1,18 +1,28 @@
-"""The rebuild saga with a gate in its way: a test stops it before or after any of its transactions."""
+"""The rebuild saga with a gate in its way: a test stops it before or after any transaction, and judges its end."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from activities.rebuilding import RebuildActivities
+from contracts.messages import RebuildInput
 from pipeline.writer import Writer
-from store.control import read_control
+from runs.starts import Runs
+from store.audit import audit
+from store.control import read_control, resume_intake
 from store.engine import Database
+from tests.store.rebuilding import generation, history, intake
+from tests.store.scenes import scalar
+from tests.waiting import eventually
+from tests.workflows.workers import Attempts, workers
 
 T = TypeVar("T")
 
@@ -22,23 +32,43 @@ STEPS = (
     "begin_rebuild",
     "fix_history",
     "expect_chunk",
+    "set_phase replaying",
     "replay_chunk",
+    "set_phase reconciling",
     "read_range",
     "seal",
     "store_certificate",
     "activate",
     "forget_expected",
 )
+# Where a test stops or kills it: at all of them but the two that only tell people the phase.
+STOPS = tuple(step for step in STEPS if not step.startswith("set_phase"))
+GATES = [(step, when) for step in STOPS for when in (BEFORE, AFTER)]
+
+
+def step_of(work: Callable[..., Any]) -> str:
+    """What a transaction is called here: its function of the store with the phase that it sets, or the activity that
+    made it up."""
+    if isinstance(work, partial):
+        return " ".join([work.func.__name__, *(value for key, value in work.keywords.items() if key == "phase")])
+    parts = work.__qualname__.split(".")
+    return parts[parts.index("<locals>") - 1] if "<locals>" in parts else work.__name__
+
+
+def switched_at(step: str, when: str) -> bool:
+    """Whether the new generation is active at this gate."""
+    return GATES.index((step, when)) >= GATES.index(("activate", AFTER))
 
 
 class GatedWriter(Writer):
-    """A Writer that runs `stop` once, before or after the transaction of the given name; `stop` may wait."""
+    """A Writer that stops once, before or after the transaction of the given name, until it is told to `go`."""
 
     def __init__(self, database: Database, step: str = "", when: str = BEFORE) -> None:
         super().__init__(database)
         self._closed_at = (step, when)
         self.reached = asyncio.Event()
         self.go = asyncio.Event()
+        self.passed: list[str] = []  # the names of what was committed, in their order
 
     async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:  # `write` comes by here too
         result: tuple[T, float] = await self._pass(work, super().timed_write)
@@ -49,9 +79,10 @@ class GatedWriter(Writer):
         return result
 
     async def _pass(self, work: Callable[[Connection], T], run: Any) -> Any:
-        name = getattr(work, "func", work).__name__
+        name = step_of(work)
         await self._stand_at(name, BEFORE)
         result = await run(work)
+        self.passed.append(name)
         await self._stand_at(name, AFTER)
         return result
 
@@ -81,10 +112,96 @@ def activities_of(writer: Writer) -> list[Callable[..., Any]]:
     ]
 
 
+@dataclass
+class Saga:
+    """A started rebuild, and the gate in its way."""
+
+    database: Database
+    runs: Runs
+    writer: GatedWriter
+    handle: WorkflowHandle[Any, Any]
+    attempts: Attempts
+
+    async def at_the_gate(self) -> None:
+        async with asyncio.timeout(30):
+            await self.writer.reached.wait()
+
+    async def outcome(self) -> Any:
+        """The run's report, or what it failed with."""
+        try:
+            async with asyncio.timeout(40):
+                return await self.handle.result()
+        except WorkflowFailureError as error:
+            return error.cause
+
+    async def details(self) -> str:
+        metadata: Any = await self.handle.query("__temporal_workflow_metadata")
+        return str(metadata.current_details)
+
+
+@asynccontextmanager
+async def saga(
+    client: Client,
+    database: Database,
+    step: str = "",
+    when: str = BEFORE,
+    *,
+    writer: GatedWriter | None = None,
+    **changes: Any,
+) -> AsyncIterator[Saga]:
+    """A rebuild that has been started, and a worker for it; `changes`: fields of its input."""
+    runs = Runs(client, [])
+    handle = await runs.start_rebuild(RebuildInput(**changes))
+    async with carried_on(database, runs, handle, writer or GatedWriter(database, step, when)) as run:
+        yield run
+
+
+@asynccontextmanager
+async def carried_on(
+    database: Database, runs: Runs, handle: WorkflowHandle[Any, Any], writer: GatedWriter
+) -> AsyncIterator[Saga]:
+    """A worker for a rebuild that has been started."""
+    attempts = Attempts()
+    async with workers(runs.client, activities_of(writer), interceptors=[attempts]):
+        try:
+            yield Saga(database, runs, writer, handle, attempts)
+        finally:
+            writer.go.set()
+            # What was at the gate finds that all is over. Not during the worker's end: its answer might be stranded.
+            await eventually(lambda: attempts.running == 0, 20, "no activity is under way")
+    writer.close()
+
+
+def stands(database: Database, rebuild_id: str, active: str) -> None:
+    """After its end: intake is paused by it, that generation is active, no other is half done, the audit is clean."""
+    assert intake(database) == ("PAUSED", rebuild_id, active)
+    assert scalar(database, "SELECT count(*) FROM generations WHERE state IN ('BUILDING', 'SEALED')") == 0
+    with database.read() as connection:
+        assert audit(connection).breaks == []
+
+
+async def goes_on(client: Client, database: Database) -> None:
+    """Intake can be resumed, takes the next order, and a further rebuild gets the totals of all orders right."""
+    orders = int(scalar(database, "SELECT count(*) FROM orders"))
+    with database.write() as connection:
+        assert resume_intake(connection)
+    assert intake(database)[:2] == ("OPEN", None)
+    history(database, [orders + 1])
+    async with saga(client, database) as again:
+        report = await again.outcome()
+    assert (report["state"], report["expected"], report["replayed"]) == ("COMPLETED", orders + 1, orders + 1), report
+    stands(database, report["rebuild_id"], report["generation"])
+    made = generation(database, report["generation"])
+    assert made is not None
+    total = scalar(database, "SELECT sum(amount) FROM orders")
+    assert [sum(column) for column in zip(*made.totals.values(), strict=True)] == [orders + 1, total]
+    assert scalar(database, "SELECT count(*) FROM rebuild_expected") == 0
+
+
 class Watch:
     """Reads what readers read, all the time: one generation is active, and its totals are those of its rows."""
 
-    def __init__(self, database: Database, every: float = 0.005) -> None:
+    def __init__(self, database: Database, every: float = 0.02) -> None:
         """`every`: seconds between two reads."""
         self._database = database
         self._every = every

@@ -108,20 +108,6 @@ async def test_an_event_that_fails_for_hours_and_then_succeeds(scene: Scene, ski
     assert timedelta(hours=1) <= took <= timedelta(hours=4)
 
 
-async def test_after_five_attempts_in_all_it_is_dead_with_its_last_error(scene: Scene, skipper: TimeSkipper) -> None:
-    scene.receiver.errors = [ValueError(f"attempt {number}") for number in range(2, 8)]
-    async with workers(skipper.client, scene.activities()):
-        result = await (await Runs(skipper.client, []).start_delivery(MESSAGE)).result()
-        assert DeliveryResult(**result) == DeliveryResult(DEAD, 5, "ValueError: attempt 5")
-        assert scene.receiver.calls == 4
-        # A run that is started again finds it settled and tries nothing.
-        again = await (await Runs(skipper.client, []).start_delivery(MESSAGE)).result()
-        assert again == result
-        assert scene.receiver.calls == 4
-    assert scene.row == (DEAD, 5, "ValueError: attempt 5")
-    assert scene.effects == 0
-
-
 async def test_a_rejected_event_is_dead_at_once(scene: Scene, skipper: TimeSkipper) -> None:
     scene.receiver.errors = [RejectEvent("no such sku")]
     async with workers(skipper.client, scene.activities()):

@@ -19,7 +19,7 @@ from store.engine import Database
 from store.jobs import COMPLETED, FAILED, Job, begin_job, get_job, write_shipment
 from tests.store.scenes import scalar
 from tests.waiting import eventually
-from tests.workflows.workers import events_of, workers
+from tests.workflows.workers import Attempts, events_of, workers
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +40,28 @@ class Carrier(ShippingSide):
         write_shipment(connection, job_id, now)
 
 
+class Bank(OwnPayments):
+    """As Carrier, for the charge."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self.keys: list[str] = []
+
+    def request(self, key: str, amount: int) -> None:
+        self.keys.append(key)
+        if len(self.keys) <= self.refusals:
+            raise ConnectionError("the bank is closed for a moment")
+
+
 class Scene:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.carrier = Carrier()
+        self.bank = Bank()
         self.writer = Writer(database)
 
     def activities(self) -> list[Callable[..., object]]:
-        own = FulfilmentActivities(self.writer, OwnPayments(), self.carrier)
+        own = FulfilmentActivities(self.writer, self.bank, self.carrier)
         return [own.fulfil, own.charge, own.ship, own.end_job]
 
     def begin(self) -> None:
@@ -87,6 +101,16 @@ async def test_a_job_is_charged_and_shipped_and_found_by_its_id(scene: Scene, cl
     assert scene.job.state == COMPLETED
 
 
+async def test_a_charge_that_fails_at_first_is_tried_until_it_goes_well(scene: Scene, client: Client) -> None:
+    scene.bank.refusals = 3  # the first try at both steps, and two of the charge's own
+    async with workers(client, scene.activities()):
+        handle = await Runs(client, []).start_job(FulfilmentInput("job-1", 100))
+        assert await handle.result() == {"charge": "committed", "ship": "completed"}
+    assert scene.bank.keys == ["job/job-1/charge"] * 4
+    assert scene.job.state == COMPLETED
+    assert scene.job.charges == (("job-1", 100),)
+
+
 async def test_shipping_that_fails_for_days_then_succeeds(scene: Scene, skipper: TimeSkipper) -> None:
     scene.carrier.refusals = 60
     async with workers(skipper.client, scene.activities()):
@@ -103,7 +127,8 @@ async def test_shipping_that_fails_for_7_days_ends_readably_and_a_second_run_res
     scene: Scene, skipper: TimeSkipper
 ) -> None:
     scene.carrier.refusals = 10_000
-    async with workers(skipper.client, scene.activities()):
+    attempts = Attempts()
+    async with workers(skipper.client, scene.activities(), interceptors=[attempts]):
         runs = Runs(skipper.client, [])
         handle = await runs.start_job(FulfilmentInput("job-1", 100))
         with pytest.raises(WorkflowFailureError) as caught:
@@ -113,7 +138,9 @@ async def test_shipping_that_fails_for_7_days_ends_readably_and_a_second_run_res
         assert failure.message == "ship failed: ValueError: the lorry is broken; `job run job-1` resumes it"
         took = await skipper.get_current_time(handle) - (await handle.describe()).start_time
         assert timedelta(days=6, hours=22) < took < timedelta(days=7, hours=1)
-        assert len(scene.carrier.keys) < 200
+        # Doubling from a second up to an hour.
+        assert len(attempts.of("ship")) + 1 == len(scene.carrier.keys) == 7 * 24 + 12
+        assert attempts.keep("ship", [min(2.0**n, 3600.0) for n in range(7 * 24 + 10)]), attempts.pauses("ship")
         assert scene.job.state == FAILED
         assert scene.job.error == "ship failed: ValueError: the lorry is broken"
         assert scene.job.steps == ("charge",)

@@ -75,7 +75,9 @@ async def test_orders_reach_every_receiver_once(
         with sqlite.write() as connection:
             begin_job(connection, "job-1", 100, 1, 1 << 60)
         handle = await worker.runs.start_job(FulfilmentInput("job-1", 100))
-        assert await handle.result() == {"charge": "committed", "ship": "completed"}
+        # A busy machine may be too slow for a decision: the next one finds the charge made.
+        assert (await handle.result())["ship"] == "completed"
+    assert rows(sqlite, "SELECT job_id, amount FROM charges") == [("job-1", 100)]
     assert scalar(sqlite, "SELECT count(*) FROM billing_entries") == 20
     assert scalar(sqlite, "SELECT count(*) FROM mail_messages") == 20
     assert rows(sqlite, "SELECT orders, amount FROM sales_totals") == [(20, 100 * sum(range(1, 21)))]

@@ -2,18 +2,12 @@
 
 import asyncio
 import contextlib
-import json
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from temporalio.client import Client
 
-import workflows.rebuild
 from contracts import search
 from contracts.messages import RebuildInput
 from embedded import TemporalServer
@@ -22,80 +16,80 @@ from pipeline.event_list import EventList, connect
 from pipeline.hub import Hub
 from pipeline.look import Look
 from runs.starts import Runs
-from store.audit import audit
 from store.engine import Database
 from tests.servers import fresh_namespace
-from tests.store.rebuilding import everything, generation, history, intake, rebuild, state
+from tests.store.rebuilding import everything, execute, generation, history, intake, rebuild, state
 from tests.store.scenes import scalar
 from tests.waiting import eventually
-from tests.workflows.rebuild_victim import SHORT
-from tests.workflows.saga import AFTER, BEFORE, STEPS, GatedWriter, Watch, activities_of
+from tests.workflows.killing import Scene, carry_on, kill_workers
+from tests.workflows.saga import (
+    AFTER,
+    BEFORE,
+    STOPS,
+    GatedWriter,
+    Watch,
+    activities_of,
+    carried_on,
+    goes_on,
+    stands,
+)
 from tests.workflows.workers import workers
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).resolve().parents[2]
-KILLS = [(step, AFTER) for step in STEPS] + [(step, BEFORE) for step in ("begin_rebuild", "replay_chunk", "activate")]
-INPUT = RebuildInput(drain_bound=60, phase_bound=60, heartbeat_timeout=2)
+INPUT = RebuildInput()
+KILLS = [*STOPS, "fail_rebuild"]  # the last: the clean-up of one that cannot go well
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
 async def test_a_rebuild_whose_worker_is_killed_at_any_step_is_carried_on_by_the_next_one(
     temporal_server: TemporalServer,
-    sqlite_template: Path,
-    tmp_path: Path,
+    database_urls: Callable[[int], list[str]],
     open_database: Callable[..., Database],
-    monkeypatch: pytest.MonkeyPatch,
+    when: str,
 ) -> None:
-    monkeypatch.setattr(workflows.rebuild, "DATABASE_TIMEOUT", SHORT)
-    scenes: list[tuple[Database, Client]] = []
-    victims = []
-    for number, (step, when) in enumerate(KILLS):
-        path = tmp_path / f"{number}.db"
-        shutil.copy(sqlite_template, path)
-        database = open_database(f"sqlite:///{path}")
+    scenes = []
+    for step, url in zip(KILLS, database_urls(len(KILLS)), strict=True):
+        database = open_database(url)
         history(database, range(1, 21))
+        if step == "fail_rebuild":
+            execute(database, "DELETE FROM orders WHERE id = 'order-2'")
         client = await fresh_namespace(temporal_server)
-        await Runs(client, []).start_rebuild(INPUT)
-        scenes.append((database, client))
-        victims.append([temporal_server.address, client.namespace, f"sqlite:///{path}", step, when])
-    before = [(everything(database), generation(database, "initial")) for database, _ in scenes]
+        scenes.append(Scene(step, when, client, database, await Runs(client, []).start_rebuild(INPUT)))
+    before = [(everything(scene.database), generation(scene.database, "initial")) for scene in scenes]
     with contextlib.ExitStack() as watching:
-        for database, _ in scenes:
-            watching.enter_context(Watch(database, every=0.05).watching())
-        codes = await asyncio.to_thread(_kill, victims)
-        assert codes == [-signal.SIGKILL] * len(KILLS)
-        reports = await asyncio.gather(*(_carry_on(database, client) for database, client in scenes))
-    for (database, _), report, kill, (untouched, old) in zip(scenes, reports, KILLS, before, strict=True):
-        assert (report["state"], report["expected"], report["replayed"]) == ("COMPLETED", 20, 20), kill
-        assert intake(database) == ("PAUSED", "rebuild-1", "generation-1"), kill
-        assert generation(database, "generation-1").totals == old.totals, kill  # type: ignore[union-attr]
-        assert state(database, "initial") == "RETIRED"
-        assert everything(database) == untouched, kill
-        assert scalar(database, "SELECT count(*) FROM rebuild_expected") == 0, kill
-        with database.read() as connection:
-            assert audit(connection).breaks == [], kill
+        for scene in scenes:
+            watching.enter_context(Watch(scene.database, every=0.25).watching())
+        await kill_workers(temporal_server, scenes)
+        reports = await carry_on(scenes)
+    for scene, report, (untouched, old) in zip(scenes, reports, before, strict=True):
+        kill = f"killed {scene.when} {scene.step}: {report!r}"
+        done, made = rebuild(scene.database, "rebuild-1"), generation(scene.database, "generation-1")
+        assert old is not None
+        assert made is not None, kill
+        assert everything(scene.database) == untouched, kill
+        assert scalar(scene.database, "SELECT count(*) FROM rebuild_expected") == 0, kill
+        if scene.step == "fail_rebuild":
+            assert (done.state, made.state) == ("FAILED", "FAILED"), kill
+            assert "unexpected: order-2:placed" in (done.error or ""), kill
+            assert generation(scene.database, "initial") == old, kill
+            with scene.database.write() as connection:  # what was taken away is put back by a hand
+                connection.exec_driver_sql(
+                    "INSERT INTO orders (id, sku, qty, amount, currency, placed_at)"
+                    " VALUES ('order-2', 'sku-1', 1, 200, 'JPY', 1)"
+                )
+        else:
+            assert (report["state"], report["expected"], report["replayed"]) == ("COMPLETED", 20, 20), kill
+            assert (made.totals, state(scene.database, "initial")) == (old.totals, "RETIRED"), kill
+        stands(scene.database, "rebuild-1", "initial" if scene.step == "fail_rebuild" else "generation-1")
+    few = asyncio.Semaphore(6)
 
+    async def again(scene: Scene) -> None:
+        async with few:
+            await goes_on(scene.client, scene.database)
 
-def _kill(victims: list[list[str]]) -> list[int]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.workflows.rebuild_victim"],
-        cwd=ROOT,
-        input=json.dumps(victims) + "\n",
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    codes: list[int] = json.loads(done.stdout)
-    return codes
-
-
-async def _carry_on(database: Database, client: Client) -> dict[str, object]:
-    writer = GatedWriter(database)
-    async with workers(client, activities_of(writer)), asyncio.timeout(60):
-        report: dict[str, object] = await client.get_workflow_handle("rebuild/sales").result()
-    writer.close()
-    return report
+    await asyncio.gather(*map(again, scenes))
 
 
 @pytest.fixture
@@ -109,26 +103,45 @@ def own_server(tmp_path: Path) -> Iterator[TemporalServer]:
     server.kill()
 
 
-async def test_a_rebuild_goes_on_when_temporal_is_killed_and_comes_back(
+class EveryGate(GatedWriter):
+    """Stops after one of the saga's steps in each phase, in turn."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.left = [step for step in STOPS if step not in ("expect_chunk", "forget_expected")]  # one in each phase
+
+    async def _stand_at(self, name: str, when: str) -> None:
+        if when == AFTER and name in self.left[:1]:
+            self.reached.set()
+            await self.go.wait()
+            self.go.clear()
+            self.left.pop(0)
+
+
+async def test_one_rebuild_goes_on_though_temporal_is_killed_in_every_phase_of_it(
     own_server: TemporalServer, sqlite: Database
 ) -> None:
     history(sqlite, range(1, 21))
     client = await Client.connect(own_server.address)
-    writer = GatedWriter(sqlite, "replay_chunk", AFTER)
-    with Watch(sqlite).watching():
-        async with workers(client, activities_of(writer)):
-            handle = await Runs(client, []).start_rebuild(INPUT)
-            await asyncio.wait_for(writer.reached.wait(), 30)
-            own_server.kill()
-            writer.go.set()
-            # The step at hand goes on without the server.
-            own_server.start()
-            await asyncio.to_thread(own_server.wait_ready, 30)
-            async with asyncio.timeout(60):
-                report = await handle.result()
-    writer.close()
-    assert (report["state"], report["replayed"]) == ("COMPLETED", 20)
-    assert intake(sqlite)[2] == "generation-1"
+    writer = EveryGate(sqlite)
+    runs = Runs(client, [])
+    with Watch(sqlite, every=0.1).watching():
+        handle = await runs.start_rebuild(INPUT)
+        async with carried_on(sqlite, runs, handle, writer) as run:
+            while writer.left:
+                await run.at_the_gate()
+                writer.reached.clear()
+                step = writer.left[0]
+                own_server.kill()
+                writer.go.set()
+                # The step at hand is committed, and its worker goes on without the server.
+                await eventually(lambda s=step: s not in writer.left, 10, f"{step} is over")
+                own_server.start()
+                await asyncio.to_thread(own_server.wait_ready, 30)
+            report = await run.outcome()
+    assert (report["state"], report["expected"], report["replayed"]) == ("COMPLETED", 20, 20)
+    stands(sqlite, "rebuild-1", "generation-1")
+    await goes_on(client, sqlite)
 
 
 @pytest.mark.parametrize("step", ["replay_chunk", "activate"])
@@ -147,7 +160,7 @@ async def test_a_rebuild_whose_run_is_lost_with_temporals_data_ends_as_the_datab
     events = EventList(connect(redis_url))
     look = Look(writer, events, Hub(), runs, [], lost_after=30, run_grace=12)
     switched = step == "activate"
-    with Watch(sqlite).watching():
+    with Watch(sqlite, every=0.1).watching():
         async with workers(client, activities_of(writer)):
             await runs.start_rebuild(INPUT)
             await asyncio.wait_for(writer.reached.wait(), 30)

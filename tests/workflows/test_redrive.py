@@ -18,7 +18,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.redriving import RedriveActivities
 from config import Settings
 from contracts.events import Event
-from contracts.messages import RedriveInput, RedriveReport, Timings
+from contracts.messages import RedriveInput, RedriveReport
 from contracts.names import redrive_id
 from embedded import TemporalServer
 from pipeline.writer import Writer
@@ -82,7 +82,7 @@ def scene(sqlite: Database) -> Iterator[Scene]:
 
 
 def _runs(client: Client) -> Runs:
-    return Runs(client, (), Timings(heartbeat_timeout=2))
+    return Runs(client, ())
 
 
 async def _until(predicate: Callable[[], Any], description: str, timeout: float = 20) -> None:
@@ -212,13 +212,11 @@ async def test_a_wake_that_fails_costs_nothing(scene: Scene) -> None:
 _WORKER = """
 import asyncio, sys
 from temporalio.client import Client
-from temporalio.worker import Worker
 from activities.redriving import RedriveActivities
 from pipeline.writer import Writer
 from store.engine import Database
 from store.redrives import get_redrive
-from worker import sandbox
-from workflows.redrive import RedriveWorkflow
+from worker import steps_worker
 
 async def main():
     database = Database(sys.argv[1])
@@ -232,11 +230,7 @@ async def main():
 
     redriving = RedriveActivities(Writer(database), wake, chunk=1000)
     client = await Client.connect(sys.argv[2], namespace=sys.argv[3])
-    await Worker(
-        client, task_queue="saisei", workflows=[RedriveWorkflow], workflow_runner=sandbox(),
-        activities=[redriving.redrive_chunk, redriving.cancel_redrive],
-        max_cached_workflows=0,  # or the server would wait for the dead worker's own queue
-    ).run()
+    await steps_worker(client, [redriving.redrive_chunk, redriving.cancel_redrive]).run()
 
 asyncio.run(main())
 """
