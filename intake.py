@@ -4,14 +4,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
 
 from contracts.orders import Order
 from store.clock import now_ms
 from store.dialect import is_infrastructure_error
 from store.engine import Database
-from store.orders import PlacedOrder, place_order
+from store.orders import PlacedOrder, place_order, place_orders
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PATIENCE = 2.0  # seconds that an order's answer waits for its wake
 # Between two wakes, in seconds. A drain stays for longer than the first after it was woken, so orders that follow
@@ -40,18 +46,17 @@ class Intake:
         """Several in one transaction, which costs one wait for the disk; each has its own answer, or what `place`
         would raise for it. Durable when it returns. Raises StoreBusy, and what else concerns them all.
         """
-        answers: dict[int, PlacedOrder | Exception] = {}
         with self._database.write() as connection:
-            # In the order of their ids, so that two transactions cannot wait for each other's orders.
-            for number in sorted(range(len(orders)), key=lambda number: orders[number].id):
-                try:
-                    with connection.begin_nested():
-                        answers[number] = place_order(connection, orders[number], now_ms())
-                except Exception as error:
-                    if is_infrastructure_error(error):
-                        raise
-                    answers[number] = error
-        return [answers[number] for number in range(len(orders))]
+            together = _kept(connection, lambda: place_orders(connection, orders, now_ms()))
+            if not isinstance(together, Exception):
+                return [*together]
+            # One of them is refused by the database itself. One by one only that one fails; in the order of their
+            # ids, so that two transactions cannot wait for each other's orders.
+            answers = {
+                number: _kept(connection, partial(place_order, connection, orders[number], now_ms()))
+                for number in sorted(range(len(orders)), key=lambda number: orders[number].id)
+            }
+            return [answers[number] for number in range(len(orders))]
 
     async def wake_if_cold(self, placed: PlacedOrder) -> bool:
         """Wake the pipeline unless it drains already or was woken a moment ago. A wake that fails or hangs never fails
@@ -71,3 +76,15 @@ class Intake:
         else:
             self._heard = True
         return self._heard
+
+
+def _kept(connection: Connection, work: Callable[[], T]) -> T | Exception:
+    """What `work` writes is kept, unless it raises: then nothing of it is, and the error is returned. Raises what
+    concerns the transaction as a whole."""
+    try:
+        with connection.begin_nested():
+            return work()
+    except Exception as error:
+        if is_infrastructure_error(error):
+            raise
+        return error

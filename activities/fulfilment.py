@@ -1,25 +1,38 @@
-"""The steps of a job: each is skipped when it is recorded, and recorded in the transaction of its effect."""
+"""The steps of a job: each is skipped when it is recorded, and recorded in the transaction of its effect.
 
+What a step has done is durable before anybody outside hears of the next one.
+"""
+
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from contracts.errors import SaiseiError
+from contracts.errors import NotFound
 from contracts.identifiers import job_aggregate
 from contracts.messages import FulfilmentResult, StepInput
 from contracts.names import CHARGE, SHIP
 from pipeline.writer import Writer
 from store.clock import now_ms
+from store.dialect import is_infrastructure_error
 from store.jobs import (
     complete_charge,
     complete_ship,
+    completed_steps,
     end_job,
-    step_completed,
     write_charge,
     write_shipment,
 )
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 COMMITTED, ALREADY_COMPLETED = "committed", "already_completed"
 
@@ -69,6 +82,9 @@ class FulfilmentActivities:
         self._writer = writer
         self._payments = payments
         self._shipping = shipping
+        # Who has nobody to ask need not know beforehand whether the step is done: the transaction sees to it.
+        self._asks_payments = type(payments).request is not PaymentSide.request
+        self._asks_shipping = type(shipping).request is not ShippingSide.request
 
     @activity.defn
     async def fulfil(self, message: StepInput) -> FulfilmentResult:
@@ -77,32 +93,22 @@ class FulfilmentActivities:
         `ship` is `failed` when the goods were not sent; that step is then to be tried with all its patience. Raises
         what the charge raises; what is done by then is recorded, and `charge` skips it.
         """
-        charge = await self.charge(message)
-        try:
-            await self._ship(message, ended=True)
-        except Exception as error:
-            activity.logger.info("shipping of %s is left to its own activity: %s", message.job_id, error)
-            return FulfilmentResult(charge, "failed")
-        return FulfilmentResult(charge, "completed")
+        if self._asks_shipping or message.fails:
+            charge = await self.charge(message)  # for good, before the carrier hears of the job
+            try:
+                await self._ship(message, ended=True)
+            except Exception as error:
+                return self._not_shipped(message, charge, error)
+            return FulfilmentResult(charge, "completed")
+        # Nobody outside hears of anything between the two steps, so they need one transaction.
+        await self._ask_payments(message)
+        return await self._write(self._record_both, message)
 
     @activity.defn
     async def charge(self, message: StepInput) -> str:
         """`committed`, or `already_completed` when the job was charged before."""
-        if await self._done(message.job_id, CHARGE):
-            return ALREADY_COMPLETED
-        key = f"{job_aggregate(message.job_id)}/charge"
-        await self._writer.call(lambda: self._payments.request(key, message.amount))
-
-        def record(connection: Connection) -> str:
-            # Asked again under the lock: a second run may have come first.
-            if step_completed(connection, message.job_id, CHARGE):
-                return ALREADY_COMPLETED
-            now = now_ms()
-            self._payments.record(connection, message.job_id, message.amount, now)
-            complete_charge(connection, message.job_id, message.amount, now)
-            return COMMITTED
-
-        return await self._writer.write(record)
+        await self._ask_payments(message)
+        return await self._write(self._record_charge, message)
 
     @activity.defn
     async def ship(self, message: StepInput) -> str:
@@ -119,29 +125,67 @@ class FulfilmentActivities:
 
     async def _ship(self, message: StepInput, *, ended: bool) -> str:
         """`ended`: the job's outcome is written in the same transaction."""
-        if await self._done(message.job_id, SHIP):
-            if ended:
-                await self.end_job(message.job_id, None)
-            return ALREADY_COMPLETED
-        if message.fails:
-            raise ApplicationError(f"shipping of {message.job_id} was told to fail", type="ShippingFailed")
-        key = f"{job_aggregate(message.job_id)}/ship"
-        await self._writer.call(lambda: self._shipping.request(key))
+        if (self._asks_shipping or message.fails) and not await self._is_done(message.job_id, SHIP):
+            if message.fails:
+                raise ApplicationError(f"shipping of {message.job_id} was told to fail", type="ShippingFailed")
+            key = f"{job_aggregate(message.job_id)}/ship"
+            await self._writer.call(lambda: self._shipping.request(key))
+        return await self._write(partial(self._record_shipment, ended=ended), message)
 
-        def record(connection: Connection) -> str:
-            if ended:
-                end_job(connection, message.job_id, None)
-            if step_completed(connection, message.job_id, SHIP):
-                return ALREADY_COMPLETED
-            now = now_ms()
-            self._shipping.record(connection, message.job_id, now)
-            complete_ship(connection, message.job_id, now)
-            return COMMITTED
+    async def _ask_payments(self, message: StepInput) -> None:
+        if self._asks_payments and not await self._is_done(message.job_id, CHARGE):
+            key = f"{job_aggregate(message.job_id)}/charge"
+            await self._writer.call(lambda: self._payments.request(key, message.amount))
 
-        return await self._writer.write(record)
+    async def _is_done(self, job_id: str, step: str) -> bool:
+        with _no_such_job():
+            return step in await self._writer.read(lambda connection: completed_steps(connection, job_id, lock=False))
 
-    async def _done(self, job_id: str, step: str) -> bool:
+    async def _write(self, record: Callable[[Connection, StepInput], T], message: StepInput) -> T:
+        with _no_such_job():
+            return await self._writer.write(lambda connection: record(connection, message))
+
+    def _record_both(self, connection: Connection, message: StepInput) -> FulfilmentResult:
+        charge = self._record_charge(connection, message)
         try:
-            return await self._writer.read(lambda connection: step_completed(connection, job_id, step, lock=False))
-        except SaiseiError as error:
-            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+            with connection.begin_nested():
+                self._record_shipment(connection, message, ended=True)
+        except Exception as error:
+            if is_infrastructure_error(error):
+                raise
+            return self._not_shipped(message, charge, error)
+        return FulfilmentResult(charge, "completed")
+
+    def _record_charge(self, connection: Connection, message: StepInput) -> str:
+        # Looked at under the lock, whatever was seen before: a second run may have come first.
+        if CHARGE in completed_steps(connection, message.job_id):
+            return ALREADY_COMPLETED
+        now = now_ms()
+        self._payments.record(connection, message.job_id, message.amount, now)
+        complete_charge(connection, message.job_id, message.amount, now)
+        return COMMITTED
+
+    def _record_shipment(self, connection: Connection, message: StepInput, *, ended: bool) -> str:
+        done = completed_steps(connection, message.job_id)
+        if ended:
+            end_job(connection, message.job_id, None)
+        if SHIP in done:
+            return ALREADY_COMPLETED
+        now = now_ms()
+        self._shipping.record(connection, message.job_id, now)
+        complete_ship(connection, message.job_id, now)
+        return COMMITTED
+
+    @staticmethod
+    def _not_shipped(message: StepInput, charge: str, error: Exception) -> FulfilmentResult:
+        logger.info("shipping of %s is left to its own activity: %s", message.job_id, error)
+        return FulfilmentResult(charge, "failed")
+
+
+@contextmanager
+def _no_such_job() -> Iterator[None]:
+    """Trying again would not make one."""
+    try:
+        yield
+    except NotFound as error:
+        raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error

@@ -12,6 +12,7 @@ from bench.report import Row, percentile, row
 from bench.stack import Scratch, beside, order_ids, record, scratch, wait_for
 
 COUNT = 50_000
+FEWER = 20_000
 _RATE = 100.0  # orders a second of the second process
 _AT_REST = 5.0  # seconds
 _GOAL_MS = 100.0

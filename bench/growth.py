@@ -11,6 +11,7 @@ from bench.report import Row, median, row
 from bench.stack import order_ids, record, require_clean, scratch
 
 COUNT = 20_000
+FEWER = 10_000
 _OLD = 50  # old orders for each new one
 _RUNS = 3
 

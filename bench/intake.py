@@ -23,6 +23,7 @@ from store.audit import audit
 from store.engine import Database
 
 COUNT = 50_000
+FEWER = 20_000
 CLIENTS = 16
 _WINDOW = 4.0  # seconds of each measurement at rest
 

@@ -1,7 +1,8 @@
 """`charge`, then `ship`: jobs a second, 50 at once and one at a time, with the worker in the same process.
 
-The floor is a bare workflow of two local steps that do nothing, started eagerly. `make bench-peers` compares with
-DBOS, which does the same job.
+The floors: a bare workflow of two local steps that do nothing, and one that writes the same rows by hand in as many
+transactions, each synced to disk. Both are started eagerly, while our pipeline, which sends on what jobs tell, rests.
+`make bench-peers` compares with DBOS, which does the same job.
 """
 
 import asyncio
@@ -13,21 +14,27 @@ from sqlalchemy import Connection
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from bench.bare import BareWorkflow, nothing
+from bench.bare import BareWorkflow, ByHandWorkflow, begin_by_hand, fulfil_by_hand, nothing
+from bench.drain import at_rest
+from bench.peers.work import using
 from bench.report import Row, median, row
-from bench.stack import Scratch, scratch
+from bench.stack import Scratch, scratch, wait_for
 from config import Settings
 from contracts.errors import SaiseiError
 from contracts.messages import FulfilmentInput
+from store.audit import audit
 from store.clock import now_ms
 from store.engine import Database
 from store.jobs import JOB_LOOK_MS, begin_job
 from worker import SaiseiWorker, sandbox
 
 COUNT = 300
+FEWER = 100
 AT_ONCE = 50
 _RUNS = 3
-_ALONE = 5  # so many times less work one at a time
+_FEWER = 5  # so many times less work one at a time
+_AT_ONCE, _ALONE = f"{AT_ONCE} at once", "one at a time"
+_BARE, _BY_HAND = "a bare workflow", "the same rows by hand"
 
 Job = Callable[[str], Awaitable[None]]
 
@@ -36,29 +43,53 @@ def run(count: int) -> list[Row]:
     """`count` jobs a run at once, and a fifth of that one at a time."""
     with scratch() as stack:
         rates = asyncio.run(_measure(stack, count))
-    return [
-        row(f"jobs, {how}", rates[f"saisei, {how}"], "jobs/s", floor=rates[f"bare, {how}"], least=0.9, by="ratio")
-        for how in ("50 at once", "one at a time")
-    ]
+    rows = []
+    for how in (_AT_ONCE, _ALONE):
+        ours = rates[f"saisei, {how}"]
+        for floor, least in ((_BARE, 0.9), (_BY_HAND, 0.9)):
+            rows.append(
+                row(f"{how}, beside {floor}", ours, "jobs/s", floor=rates[f"{floor}, {how}"], least=least, by="ratio")
+            )
+    return rows
 
 
 async def _measure(stack: Scratch, count: int) -> dict[str, float]:
     client = await Client.connect(stack.temporal_address)
-    bare = Worker(client, task_queue="bare", workflows=[BareWorkflow], activities=[nothing], workflow_runner=sandbox())
+    bare = Worker(
+        client,
+        task_queue="bare",
+        workflows=[BareWorkflow, ByHandWorkflow],
+        activities=[nothing, fulfil_by_hand],
+        workflow_runner=sandbox(),
+    )
 
     async def bare_job(name: str) -> None:
         await client.execute_workflow(BareWorkflow.run, id=name, task_queue="bare", request_eager_start=True)
 
-    seconds: dict[str, list[float]] = {}
-    database = stack.database
-    async with bare, worker_in_process(stack, client, database) as worker:
-        ours = job(worker)
-        for _ in range(_RUNS):
-            for who, work in (("saisei", ours), ("bare", bare_job)):
-                at_once, alone = await timed(work, count, AT_ONCE), await timed(work, max(1, count // _ALONE), 1)
-                seconds.setdefault(f"{who}, 50 at once", []).append(at_once)
-                seconds.setdefault(f"{who}, one at a time", []).append(alone)
-    return {what: median(rates) for what, rates in seconds.items()}
+    async def by_hand(name: str) -> None:
+        await begin_by_hand(name)
+        await client.execute_workflow(ByHandWorkflow.run, name, id=name, task_queue="bare", request_eager_start=True)
+
+    rates: dict[str, list[float]] = {}
+    with stack.another_database() as its, using(str(its.url.database)):
+        async with bare, worker_in_process(stack, client, stack.database) as worker:
+            ways = {"saisei": job(worker), _BARE: bare_job, _BY_HAND: by_hand}
+            for _ in range(_RUNS):
+                for who, work in ways.items():
+                    await asyncio.to_thread(wait_for, lambda: at_rest(stack.database), 0.02)
+                    for how, part, together in ((_AT_ONCE, count, AT_ONCE), (_ALONE, max(1, count // _FEWER), 1)):
+                        rates.setdefault(f"{who}, {how}", []).append(await timed(work, part, together))
+        require_jobs(stack.database, _RUNS * (count + max(1, count // _FEWER)))
+        require_jobs(its, _RUNS * (count + max(1, count // _FEWER)))
+    return {what: median(each) for what, each in rates.items()}
+
+
+def require_jobs(database: Database, count: int) -> None:
+    """Raises SaiseiError unless the audit is clean and so many jobs were charged once and shipped once."""
+    with database.read() as connection:
+        found = audit(connection)
+    if not found.clean or not found.jobs == found.charges == found.shipments == count:
+        raise SaiseiError(f"{found.jobs} jobs, {found.charges} charges, {found.shipments} shipments, {found.breaks}")
 
 
 def worker_in_process(stack: Scratch, client: Client, database: Database) -> SaiseiWorker:

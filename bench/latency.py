@@ -20,6 +20,7 @@ from runs.starts import Runs
 from store.engine import Database
 
 COUNT = 1000
+FEWER = 500
 _RATE = 50.0  # orders a second
 _FIRSTS = 7
 _LOOK = 0.0005  # seconds between two looks at the receivers

@@ -14,11 +14,13 @@ from bench.report import Row, median, row
 from bench.stack import RECEIVER_NAMES, Scratch, is_done, order_ids, record, require_clean, scratch, wait_for
 from contracts.errors import SaiseiError
 from store.audit import audit
+from store.clock import now_ms
 from store.engine import Database
 from store.faults import OUTAGE, clear_fault, set_fault
 from store.receivers import get_hold
 
 COUNT = 20_000
+FEWER = 10_000
 _EVERY = 100  # one in so many is poison
 _BACKLOG = 5  # so many times as many orders wait for the dead receiver
 _SICK = "sales"
@@ -26,6 +28,7 @@ _PROGRAM = ("-m", "bench.poisoned")
 _RUNS = 3
 _WINDOW = 0.25  # seconds
 _FULL = 0.8
+_HELD = 3.0  # seconds: by then the waits between two probes are at their longest
 
 
 def run(count: int) -> list[Row]:
@@ -70,7 +73,7 @@ def _return(stack: Scratch, count: int) -> float:
             set_fault(connection, _SICK, OUTAGE)
         record(database, order_ids(count))
         wait_for(lambda: _only_the_sick_waits(database), 0.05)
-        time.sleep(3)  # long enough that it is probed seldom
+        wait_for(lambda: _held_for(database) >= _HELD, 0.05)
         with database.write() as connection:
             clear_fault(connection, _SICK)
         begun = time.monotonic()
@@ -90,6 +93,13 @@ def _return(stack: Scratch, count: int) -> float:
         if (has - had) / (when - before) >= _FULL * average:
             return when
     return progress[-1][0]
+
+
+def _held_for(database: Database) -> float:
+    """Seconds for which the receiver has been on hold."""
+    with database.read() as connection:
+        hold = get_hold(connection, _SICK)
+    return (now_ms() - hold.since) / 1000 if hold is not None else 0.0
 
 
 def _only_the_sick_waits(database: Database) -> bool:

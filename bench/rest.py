@@ -18,6 +18,7 @@ from runs.starts import Runs
 from store.engine import Database
 
 COUNT = 15
+FEWER = 10
 _HOUR = 3600.0
 _SHORT = 5.0  # seconds; a drain that finds nothing goes to rest after one
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from sqlalchemy import Connection
 
@@ -75,9 +75,7 @@ class OrdersDesk:
         mine = _Waiting(order, loop.create_future(), loop.create_future())
         self._queue.append(mine)
         if len(self._committing) < self._database.writers:
-            task = loop.create_task(self._commit())
-            self._committing.add(task)
-            task.add_done_callback(self._committing.discard)
+            self._committing.add(loop.create_task(self._commit()))
         try:
             async with asyncio.timeout(self._busy):
                 await mine.taken
@@ -141,6 +139,13 @@ class OrdersDesk:
 
     async def _commit(self) -> None:
         """Place all that wait, a group after the other, until nobody waits."""
+        try:
+            await self._commit_groups()
+        finally:
+            # In the same step as the last look at the queue: whoever comes between the two would count on this task.
+            self._committing.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def _commit_groups(self) -> None:
         while self._queue:
             group, self._queue = self._queue[:_MOST_TOGETHER], self._queue[_MOST_TOGETHER:]
             group = [each for each in group if not each.taken.done()]  # the others gave up this very moment

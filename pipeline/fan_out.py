@@ -40,7 +40,8 @@ class FanOutStage:
         if not entries:
             return 0
         done = await self._writer.write(lambda connection: self._register(connection, entries))
-        self._hub.notify(self._next_stages)
+        if done.deliveries:  # what nobody takes is nobody's work: each receiver would ask for the write lock
+            self._hub.notify(self._next_stages)
         await self._writer.call(lambda: self._events.remove(entries, done.event_ids, iso(now_ms()) or ""))
         return len(entries)
 

@@ -92,6 +92,8 @@ class ReceiverStage:
         self._size = BatchSize()
         self._noted_at = 0
         self._probed = 0
+        self._changes = writer.changes()
+        self._found_nothing = False
         self._accused: list[Event] = []  # met the receiver as unavailable when it was put on hold
         self.hold: Hold | None = None
         self.waits: str | None = None
@@ -102,10 +104,16 @@ class ReceiverStage:
 
     async def step(self) -> int:
         """Take one batch; how many events left `pending`."""
+        changed = self._changes.any()
+        if self._found_nothing and not changed:
+            return 0
+        self._found_nothing = False  # if what follows fails, it is to be looked at again
         taking = await self._writer.write(self._take)
         self.hold = taking.hold
+        moved = taking.taken + taking.failed
+        self._found_nothing = not moved and taking.hold is None  # one on hold is probed, whatever is written
         await self._start(taking.runs)
-        return taking.taken + taking.failed
+        return moved
 
     async def may_rest(self, idle: float) -> bool:
         """Once the relay rests and nothing is on its way here, or has been for so long that it may take longer."""

@@ -35,6 +35,8 @@ class RelayStage:
         self._lease_ms = int(lease * 1000)
         self._renew_at = 0
         self._size = BatchSize()
+        self._changes = writer.changes()
+        self._found_nothing = False
 
     async def begin(self) -> None:
         """Take the lease before anything is read: from here on intake sends no wakes."""
@@ -42,7 +44,12 @@ class RelayStage:
 
     async def step(self) -> int:
         """Read, push, mark one batch."""
+        changed = self._changes.any()
+        if self._found_nothing and not changed:
+            return 0
+        self._found_nothing = False  # if what follows fails, it is to be looked at again
         batch = await self._writer.read(lambda connection: pending_events(connection, self._size.value))
+        self._found_nothing = not batch
         if not batch:
             return 0
         await self._writer.call(lambda: self._events.push([event_id for _, event_id in batch]))

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from store.engine import Database
+from store.engine import Changes, Database
 
 T = TypeVar("T")
 
@@ -122,6 +122,10 @@ class Writer:
             if piece.answer.set_running_or_notify_cancel():
                 return piece
         return None
+
+    def changes(self) -> Changes:
+        """A watch over what anybody commits to the database; asking it takes no thread."""
+        return self._database.changes()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """The result of `work` in a read-only snapshot."""

@@ -17,13 +17,14 @@ _MAX_SHOWN = 600  # characters of at most 4 bytes: PostgreSQL indexes 2,704
 class FannedOut:
     """What one batch of entries came to: events fanned out now, duplicates dropped, entries that are no events.
 
-    `event_ids`: the entries that are events, each once.
+    `event_ids`: the entries that are events, each once. `deliveries`: how many were registered for them.
     """
 
     events: int
     duplicates: int
     invalid: int
     event_ids: tuple[str, ...] = field(default=(), compare=False)
+    deliveries: int = field(default=0, compare=False)
 
 
 def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> FannedOut:
@@ -47,11 +48,10 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     duplicates = len(entries) - len(positions) - len(junk)
     for aggregate_id, top in sorted(tops.items()):
         positions.update(_earlier_unregistered(connection, aggregate_id, top))
-    if positions:
-        register_deliveries(connection, sorted(positions), now)
+    registered = register_deliveries(connection, sorted(positions), now) if positions else 0
     if junk:
         _record_invalid(connection, junk, now)
-    return FannedOut(len(positions), duplicates, len(junk), tuple(known))
+    return FannedOut(len(positions), duplicates, len(junk), tuple(known), registered)
 
 
 @built_once
@@ -94,11 +94,15 @@ def _mark_fanned_out(connection: Connection) -> Any:
     )
 
 
-def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> None:
-    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out."""
+def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> int:
+    """One delivery a receiver that takes the type, for each of these events; then they count as fanned out. How many
+    deliveries are new."""
     chosen = pack(connection, positions)
-    connection.execute(_register(connection), {"positions": chosen})
+    registered = connection.execute(
+        _register(connection), {"positions": chosen}, execution_options={"preserve_rowcount": True}
+    ).rowcount
     connection.execute(_mark_fanned_out(connection), {"positions": chosen, "now": now})
+    return registered
 
 
 def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]:

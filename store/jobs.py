@@ -1,6 +1,7 @@
 """The resumable `charge` -> `ship` job: its row is written before its run starts, so it outlives a lost Temporal."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -9,7 +10,7 @@ from contracts.errors import Conflict, NotFound, Refused
 from contracts.events import ORDER_SHIPPED, PAYMENT_CAPTURED
 from contracts.identifiers import job_aggregate, order_shipped_id, payment_captured_id
 from contracts.names import CHARGE, SHIP
-from store.dialect import MAX_ERROR, for_update, insert, storable
+from store.dialect import MAX_ERROR, built_once, for_update, insert, storable
 from store.outbox import append_event
 from store.schema import charges, job_steps, jobs, shipments
 
@@ -33,42 +34,54 @@ class Job:
     charges: tuple[tuple[str, int], ...]
 
 
+@built_once
+def _begin(connection: Connection) -> Any:
+    statement = insert(connection, jobs).values(state=RUNNING)
+    return statement.on_conflict_do_update(
+        index_elements=["job_id"],
+        set_={"state": RUNNING, "error": None, "look_at": statement.excluded.look_at},
+        where=jobs.c.amount == statement.excluded.amount,
+    ).returning(jobs.c.job_id)
+
+
+_AMOUNT = sa.select(jobs.c.amount).where(jobs.c.job_id == sa.bindparam("job_id"))
+_JOB = sa.select(jobs.c.job_id).where(jobs.c.job_id == sa.bindparam("job_id"))
+_STEPS = sa.select(job_steps.c.step).where(job_steps.c.job_id == sa.bindparam("job_id"))
+_COMPLETE_STEP, _CHARGE, _SHIPMENT = (sa.insert(table) for table in (job_steps, charges, shipments))
+_END = (
+    sa.update(jobs)
+    .where(jobs.c.job_id == sa.bindparam("job"))
+    .values(state=sa.bindparam("state"), error=sa.bindparam("error"))
+)
+
+
+@built_once
+def _locked_job(connection: Connection) -> Any:
+    return for_update(connection, _JOB)
+
+
 def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_at: int) -> None:
     """Record that the job is to run; a job that was recorded with this amount runs again, and skips what is done.
 
     `look_at` (UTC ms): when the look first makes sure that it has a run; `now + JOB_LOOK_MS`, so that the look can
     tell a run that ended since from an older one. Raises Conflict for another amount.
     """
-    connection.execute(
-        insert(connection, jobs)
-        .values(job_id=job_id, amount=amount, state=RUNNING, created_at=now, look_at=look_at)
-        .on_conflict_do_nothing()
-    )
-    stored = connection.execute(
-        for_update(connection, sa.select(jobs.c.amount).where(jobs.c.job_id == job_id))
-    ).scalar_one()
-    if stored != amount:
+    recorded = {"job_id": job_id, "amount": amount, "created_at": now, "look_at": look_at}
+    if connection.execute(_begin(connection), recorded).one_or_none() is None:
+        stored = connection.execute(_AMOUNT, {"job_id": job_id}).scalar_one()
         raise Conflict(f"job {job_id} was started before with amount {stored}, not {amount}; nothing was changed")
-    connection.execute(
-        sa.update(jobs).where(jobs.c.job_id == job_id).values(state=RUNNING, error=None, look_at=look_at)
-    )
 
 
-def step_completed(connection: Connection, job_id: str, step: str, *, lock: bool = True) -> bool:
-    """Whether the step is recorded as done. `lock` keeps others off the job until the transaction ends.
+def completed_steps(connection: Connection, job_id: str, *, lock: bool = True) -> frozenset[str]:
+    """The steps that are recorded as done. `lock` keeps others off the job until the transaction ends.
 
     Raises NotFound.
     """
-    statement = sa.select(jobs.c.job_id).where(jobs.c.job_id == job_id)
-    found = connection.execute(for_update(connection, statement) if lock else statement).one_or_none()
-    if found is None:
+    statement = _locked_job(connection) if lock else _JOB
+    if connection.execute(statement, {"job_id": job_id}).one_or_none() is None:
         raise NotFound(f"there is no job {job_id}; `job run` starts one")
-    return (
-        connection.execute(
-            sa.select(job_steps.c.step).where(job_steps.c.job_id == job_id, job_steps.c.step == step)
-        ).one_or_none()
-        is not None
-    )
+    # A statement of its own: one that had waited for the lock would show the steps of before its wait.
+    return _steps(connection, job_id)
 
 
 def complete_charge(connection: Connection, job_id: str, amount: int, now: int) -> None:
@@ -85,7 +98,7 @@ def complete_charge(connection: Connection, job_id: str, amount: int, now: int) 
 
 def complete_ship(connection: Connection, job_id: str, now: int) -> None:
     """The step and its `order-shipped` event, in the transaction of the shipment. Raises Refused before the charge."""
-    if not step_completed(connection, job_id, CHARGE):
+    if CHARGE not in _steps(connection, job_id):
         raise Refused(f"job {job_id} is not charged yet, so it cannot be shipped")
     _complete_step(connection, job_id, SHIP, now)
     append_event(
@@ -99,23 +112,23 @@ def complete_ship(connection: Connection, job_id: str, now: int) -> None:
 
 def write_charge(connection: Connection, job_id: str, amount: int, now: int) -> None:
     """The built-in payment side: a row of our own; a second one for the job is refused by its key."""
-    connection.execute(sa.insert(charges).values(job_id=job_id, amount=amount, charged_at=now))
+    connection.execute(_CHARGE, {"job_id": job_id, "amount": amount, "charged_at": now})
 
 
 def write_shipment(connection: Connection, job_id: str, now: int) -> None:
     """The built-in shipping side: a row of our own."""
-    connection.execute(sa.insert(shipments).values(job_id=job_id, shipped_at=now))
+    connection.execute(_SHIPMENT, {"job_id": job_id, "shipped_at": now})
 
 
 def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     """The run is over: COMPLETED, or FAILED with a sentence; `job run` runs it again."""
     connection.execute(
-        sa.update(jobs)
-        .where(jobs.c.job_id == job_id)
-        .values(
-            state=COMPLETED if error is None else FAILED,
-            error=None if error is None else storable(error, MAX_ERROR),
-        )
+        _END,
+        {
+            "job": job_id,
+            "state": COMPLETED if error is None else FAILED,
+            "error": None if error is None else storable(error, MAX_ERROR),
+        },
     )
 
 
@@ -183,7 +196,12 @@ def get_job(connection: Connection, job_id: str) -> Job:
     return Job(*row, steps=tuple(steps), charges=tuple((c[0], c[1]) for c in charged))
 
 
+def _steps(connection: Connection, job_id: str) -> frozenset[str]:
+    return frozenset(connection.execute(_STEPS, {"job_id": job_id}).scalars())
+
+
 def _complete_step(connection: Connection, job_id: str, step: str, now: int) -> None:
     connection.execute(
-        sa.insert(job_steps).values(job_id=job_id, step=step, position=_STEP_POSITIONS[step], completed_at=now)
+        _COMPLETE_STEP,
+        {"job_id": job_id, "step": step, "position": _STEP_POSITIONS[step], "completed_at": now},
     )

@@ -37,6 +37,7 @@ class OutboxRow:
 _NEXT_SEQ = sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(
     outbox.c.aggregate_id == sa.bindparam("aggregate_id")
 )
+_FIRST = sa.insert(outbox)
 _RECORDED = sa.select(*EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
 
 
@@ -80,6 +81,24 @@ def append_event(
         assert event is not None
         return event, False
     return Event(position, event_id, aggregate_id, seq, event_type, body), True
+
+
+def append_first_events(connection: Connection, events: Sequence[tuple[str, str, str, Mapping[str, Any]]]) -> None:
+    """(event id, aggregate id, type, payload) of events that are each the first of an aggregate of its own. The
+    caller has locked these. The database refuses them all if one of the ids or aggregates has an event already."""
+    connection.execute(
+        _FIRST,
+        [
+            {
+                "event_id": event_id,
+                "aggregate_id": aggregate_id,
+                "seq": 1,
+                "event_type": event_type,
+                "payload": payload_text(payload),
+            }
+            for event_id, aggregate_id, event_type, payload in events
+        ],
+    )
 
 
 def _recorded(connection: Connection, event_id: str, aggregate_id: str, event_type: str, body: str) -> Event | None:

@@ -14,18 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from temporalio.client import Client
 
 from bench.__main__ import show
 from bench.drain import drain_once
-from bench.jobs import AT_ONCE, job, timed, worker_in_process
+from bench.jobs import AT_ONCE, job, require_jobs, timed, worker_in_process
 from bench.peers import work
 from bench.report import Row, median, row
 from bench.stack import ROOT, Scratch, order_ids, record, require_clean, scratch, wait_for
 from contracts.errors import SaiseiError
 from embedded.tied import tie
-from store.audit import audit
 from store.engine import Database
 
 _ORDERS, _PEER_ORDERS = 50_000, 1000
@@ -64,17 +64,32 @@ def run(python: str, share: float) -> list[Row]:
 
 
 _PEERS = ("Celery", "huey", "DBOS")
-_CELERY = ("-m", "celery", "-A", "bench.peers.on_celery", "worker", "-c", "2", "--without-gossip", "--without-mingle")
-_HUEY = ("-m", "huey.bin.huey_consumer", "bench.peers.on_huey.huey", "-w", "2", "-k", "process", "-d", "0.01")
 
 
-def _events(stack: Scratch, python: str, count: int, program: str, consumer: Sequence[str] | None) -> float:
+@dataclass(frozen=True)
+class _Consumer:
+    """A program that works tasks off. It says `ready` so many times before all of its processes wait for work."""
+
+    arguments: tuple[str, ...]
+    says_ready: int
+
+
+_CELERY = _Consumer(
+    ("-m", "celery", "-A", "bench.peers.on_celery", "worker", "-c", "2", "--without-gossip", "--without-mingle"), 1
+)
+_HUEY = _Consumer(
+    ("-m", "huey.bin.huey_consumer", "bench.peers.on_huey.huey", "-w", "2", "-k", "process", "-d", "0.01"), 2
+)
+
+
+def _events(stack: Scratch, python: str, count: int, program: str, consumer: _Consumer | None) -> float:
     """Events a second, from the word that starts them until all have their effects."""
     with stack.another_database() as database, contextlib.ExitStack() as processes:
         record(database, order_ids(count))
         if consumer is not None:
-            processes.enter_context(_process(stack, database, [python, *consumer]))
-            time.sleep(3)  # it has started its processes and waits for work
+            started_consumer = processes.enter_context(_process(stack, database, [python, *consumer.arguments]))
+            for _ in range(consumer.says_ready):
+                _await_ready(started_consumer)
         # Imported, not run: both sides must know the task by the same module's name.
         send = f"from bench.peers import {program}; {program}.send()"
         sender = processes.enter_context(_process(stack, database, [python, "-c", send]))
@@ -92,7 +107,7 @@ def _dbos_jobs(stack: Scratch, python: str, count: int, at_once: int) -> float:
             _go(process)
             assert process.stdout is not None
             seconds = float(process.stdout.readline())
-        _require_jobs(database, count)
+        require_jobs(database, count)
     return count / seconds
 
 
@@ -101,15 +116,8 @@ async def _our_jobs(stack: Scratch, count: int, at_once: int) -> float:
     with stack.another_database() as database:
         async with worker_in_process(stack, client, database) as worker:
             rate = await timed(job(worker), count, at_once)
-        _require_jobs(database, count)
+        require_jobs(database, count)
     return rate
-
-
-def _require_jobs(database: Database, count: int) -> None:
-    with database.read() as connection:
-        found = audit(connection)
-    if not found.clean or not found.jobs == found.charges == found.shipments == count:
-        raise SaiseiError(f"{found.jobs} jobs, {found.charges} charges, {found.shipments} shipments, {found.breaks}")
 
 
 def _done(database: Database) -> int:
@@ -142,13 +150,17 @@ def _process(stack: Scratch, database: Database, arguments: Sequence[str]) -> It
             process.communicate()
 
 
-def _go(process: "subprocess.Popen[str]") -> float:
-    """Let it begin; when it did."""
-    assert process.stdin is not None
+def _await_ready(process: "subprocess.Popen[str]") -> None:
     assert process.stdout is not None
     while (line := process.stdout.readline()).strip() != "ready":
         if not line:
             raise SaiseiError(f"a peer ended with exit code {process.wait()} before its work; is it installed?")
+
+
+def _go(process: "subprocess.Popen[str]") -> float:
+    """Let it begin; when it did."""
+    assert process.stdin is not None
+    _await_ready(process)
     started = time.monotonic()
     process.stdin.write("go\n")
     process.stdin.flush()

@@ -3,6 +3,7 @@
 import os
 
 from celery import Celery
+from celery.signals import worker_ready
 
 from bench.peers import work
 
@@ -12,7 +13,14 @@ app.conf.update(
     task_acks_late=True,  # as durable as it gets: a task of a killed worker comes back
     worker_prefetch_multiplier=64,
     broker_connection_retry_on_startup=True,
+    worker_redirect_stdouts=False,
 )
+
+
+@worker_ready.connect
+def announce(**_: object) -> None:
+    """The processes have started and wait for work."""
+    work.say_ready()
 
 
 @app.task
@@ -26,7 +34,7 @@ def send() -> None:
     events = work.pending()
     with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
         connection.ensure_connection(max_retries=3)
-        print("ready", flush=True)
+        work.say_ready()
         input()
         for event_id in events:
             deliver.apply_async((event_id,), producer=producer)

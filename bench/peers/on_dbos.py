@@ -69,7 +69,7 @@ def send() -> None:
 def _run(one: Callable[[str], None], names: Sequence[str], at_once: int) -> None:
     DBOS.launch()
     with ThreadPoolExecutor(at_once) as threads:
-        print("ready", flush=True)
+        work.say_ready()
         input()
         started = time.monotonic()
         list(threads.map(one, names))

@@ -9,6 +9,12 @@ from bench.peers import work
 huey = RedisHuey("peer", url=os.environ[work.REDIS], results=False)
 
 
+@huey.on_startup()
+def announce() -> None:
+    """Called in each worker process once it waits for work."""
+    work.say_ready()
+
+
 @huey.task()
 def deliver(event_id: str) -> None:
     """One event at every receiver."""
@@ -19,7 +25,7 @@ def send() -> None:
     """Send a task for each recorded event once a line comes."""
     events = work.pending()
     huey.pending_count()  # connects
-    print("ready", flush=True)
+    work.say_ready()
     input()
     for event_id in events:
         deliver(event_id)

@@ -8,6 +8,7 @@ ours has. Needs nothing but Python: it is imported where Saisei's packages are n
 import json
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,22 @@ from contextlib import contextmanager
 
 DATABASE, REDIS = "PEER_DATABASE", "PEER_REDIS"
 _local = threading.local()
+
+
+@contextmanager
+def using(path: str) -> Iterator[None]:
+    """This process works on that database for the block."""
+    os.environ[DATABASE] = path
+    try:
+        yield
+    finally:
+        del os.environ[DATABASE]
+
+
+def say_ready() -> None:
+    """Tell whoever started this process. In one write: of two processes that share an output, both lines arrive whole,
+    also where Python does not buffer it."""
+    os.write(sys.stdout.fileno(), b"ready\n")
 
 
 def pending() -> list[str]:
@@ -67,27 +84,44 @@ def begin(job: str) -> None:
 
 def charge(job: str) -> None:
     """The first step, once."""
-    _step(job, "charge", 1, "INSERT INTO charges VALUES (?, 100, 1)", "payment-captured", {"amount": 100})
+    with _transaction() as connection:
+        _charge(connection, job)
 
 
 def ship(job: str) -> None:
     """The second step, once, and the job's end."""
-    _step(job, "ship", 2, "INSERT INTO shipments VALUES (?, 1)", "order-shipped", {})
-
-
-def _step(job: str, step: str, position: int, effect: str, event: str, more: dict[str, int]) -> None:
     with _transaction() as connection:
-        done = connection.execute("SELECT 1 FROM job_steps WHERE job_id = ? AND step = ?", (job, step)).fetchone()
-        if done is not None:
-            return
-        connection.execute(effect, (job,))
-        connection.execute("INSERT INTO job_steps VALUES (?, ?, ?, 1)", (job, step, position))
-        connection.execute(
-            "INSERT INTO outbox (event_id, aggregate_id, seq, event_type, payload) VALUES (?, ?, ?, ?, ?)",
-            (f"{job}:{event}", f"job/{job}", position, event, json.dumps({"job_id": job, **more})),
-        )
-        if step == "ship":
-            connection.execute("UPDATE jobs SET state = 'COMPLETED' WHERE job_id = ?", (job,))
+        _ship(connection, job)
+
+
+def fulfil(job: str) -> None:
+    """Both steps in one transaction, for who need not tell anybody between them."""
+    with _transaction() as connection:
+        _charge(connection, job)
+        _ship(connection, job)
+
+
+def _charge(connection: sqlite3.Connection, job: str) -> None:
+    _step(connection, job, "charge", 1, "INSERT INTO charges VALUES (?, 100, 1)", "payment-captured", {"amount": 100})
+
+
+def _ship(connection: sqlite3.Connection, job: str) -> None:
+    _step(connection, job, "ship", 2, "INSERT INTO shipments VALUES (?, 1)", "order-shipped", {})
+    connection.execute("UPDATE jobs SET state = 'COMPLETED' WHERE job_id = ?", (job,))
+
+
+def _step(
+    connection: sqlite3.Connection, job: str, step: str, position: int, effect: str, event: str, more: dict[str, int]
+) -> None:
+    done = connection.execute("SELECT 1 FROM job_steps WHERE job_id = ? AND step = ?", (job, step)).fetchone()
+    if done is not None:
+        return
+    connection.execute(effect, (job,))
+    connection.execute("INSERT INTO job_steps VALUES (?, ?, ?, 1)", (job, step, position))
+    connection.execute(
+        "INSERT INTO outbox (event_id, aggregate_id, seq, event_type, payload) VALUES (?, ?, ?, ?, ?)",
+        (f"{job}:{event}", f"job/{job}", position, event, json.dumps({"job_id": job, **more})),
+    )
 
 
 def _connection() -> sqlite3.Connection:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.messages import FulfilmentResult
 from store.deliveries import record_failure
 from store.engine import Database
 from store.jobs import begin_job, get_job
@@ -73,21 +74,21 @@ def check(scene: Stages, name: str) -> None:
     """Each effect once, and nothing beside it."""
     with scene.database.read() as connection:
         job = get_job(connection, "job-1")
-    if name in ("charge", "ship"):
+    if name in ("charge", "ship", "fulfil"):
         assert job.charges == (("job-1", 100),)
-        told = ["job-1:payment-captured"] + ["job-1:order-shipped"] * (name == "ship")
+        told = ["job-1:payment-captured"] + ["job-1:order-shipped"] * (name != "charge")
         assert rows(scene.database, "SELECT event_id FROM outbox WHERE aggregate_id = 'job/job-1' ORDER BY seq") == [
             (event_id,) for event_id in told
         ]
-        assert scene.scalar("SELECT count(*) FROM shipments") == len(job.steps) - 1 == (name == "ship")
-    elif name == "end_job":
+        assert scene.scalar("SELECT count(*) FROM shipments") == len(job.steps) - 1 == (name != "charge")
+    if name in ("end_job", "fulfil"):
         assert job.state == "COMPLETED"
-    else:
+    if name not in ("charge", "ship", "fulfil", "end_job"):
         assert scene.effects() == (["a-1", "a-2", "a-3"] if name == "recorder" else ["a-1"])
         assert scene.states()["a-1"] == "done"
 
 
-ACTIVITIES = ["charge", "ship", "end_job", "attempt_delivery", "deliver_by_hand", "recorder"]
+ACTIVITIES = ["fulfil", "charge", "ship", "end_job", "attempt_delivery", "deliver_by_hand", "recorder"]
 
 
 @pytest.mark.parametrize("name", ACTIVITIES)
@@ -101,6 +102,8 @@ async def test_an_activity_that_was_killed_after_its_commit_runs_again(scene: St
     check(scene, name)
     if name in ("charge", "ship"):
         assert again == "already_completed"
+    if name == "fulfil":
+        assert again == FulfilmentResult("already_completed", "completed")
     if name in ("attempt_delivery", "deliver_by_hand"):
         assert again.state == "done"
 
@@ -115,6 +118,9 @@ async def test_an_activity_that_two_workers_run_at_once_has_its_effect_once(scen
     check(scene, name)
     if name in ("charge", "ship"):
         assert sorted(results) == ["already_completed"] * 7 + ["committed"]
+    if name == "fulfil":
+        assert sorted(result.charge for result in results) == ["already_completed"] * 7 + ["committed"]
+        assert {result.ship for result in results} == {"completed"}
     if name == "recorder":
         assert sum(results) == 3
 

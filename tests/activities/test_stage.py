@@ -12,8 +12,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.draining import DrainActivities
+from contracts.events import ORDER_PLACED
 from contracts.messages import DrainInput, DrainReport
 from contracts.names import FAN_OUT_ID, RELAY_ID
+from pipeline.fan_out import FanOutStage
 from pipeline.hub import Hub
 from pipeline.stage import BatchSize, Limits, drain
 from store.clock import now_ms
@@ -22,7 +24,7 @@ from store.engine import Database
 from store.orders import place_order
 from store.receivers import Hold
 from tests.activities.stages import Stages, stages
-from tests.store.scenes import order, place
+from tests.store.scenes import append, order, place
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -46,12 +48,13 @@ class Scripted:
         self.moves = list(moves)
         self.rest = rest
         self.asked: list[float] = []
-        self.begun = 0
+        self.begun = self.steps = 0
 
     async def begin(self) -> None:
         self.begun += 1
 
     async def step(self) -> int:
+        self.steps += 1
         return self.moves.pop(0) if self.moves else 0
 
     async def may_rest(self, idle: float) -> bool:
@@ -133,6 +136,41 @@ async def test_steps_hand_over_to_the_next_stage(scene: Stages) -> None:
     await asyncio.sleep(0)
     await scene.relay.step()
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_receivers_are_told_only_of_what_somebody_takes(scene: Stages) -> None:
+    fan_out = FanOutStage(scene.writer, scene.events, scene.hub, ["next"])
+    for event_type, told in (("nobody-takes-it", False), (ORDER_PLACED, True)):
+        append(scene.database, event_type, 1, event_type=event_type)
+        await scene.relay.step()
+        assert await fan_out.step() == 1
+        assert scene.hub.is_notified("next") is told
+
+
+async def test_a_step_that_failed_is_not_taken_for_a_look_that_found_nothing(
+    scene: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step works again, though nobody has written since."""
+
+    class Down(Exception):
+        """Our own database or Redis does not answer."""
+
+    def fail(*_: object) -> None:
+        raise Down
+
+    billing = scene.receivers["billing"]
+    assert await scene.relay.step() == await billing.step() == 0
+    place(scene.database, 1)
+    for step, broken in (
+        (scene.relay.step, "pipeline.relay.pending_events"),
+        (billing.step, "pipeline.receiving.next_batch"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, fail)
+            with pytest.raises(Down):
+                await step()
+        assert await step() == 1
+        await scene.fan_out.step()
 
 
 async def test_intake_is_silent_while_the_lease_is_held_and_speaks_after(scene: Stages) -> None:
@@ -279,7 +317,10 @@ async def why_ended(stage: str) -> str | None:
     return "gone was ended by me: a test" if stage == "receiver/gone" else None
 
 
-async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_knows_the_stage() -> None:
+async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_knows_the_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("activities.draining._BEAT_EVERY", 0.0)
     hub, beats = Hub(), []
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *details: beats.append(details)
@@ -293,6 +334,22 @@ async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_kn
     with pytest.raises(ApplicationError, match="gone was ended by me") as caught:
         await environment.run(drains.drain, DrainInput("receiver/gone"))
     assert (caught.value.type, caught.value.non_retryable) == ("ReceiverEnded", True)
+
+
+async def test_a_drain_that_waits_does_not_beat_at_each_of_its_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[tuple[int, int]] = []
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: beats.append(details)
+    waiting = Scripted()
+    await environment.run(DrainActivities([waiting], Hub(), Limits(0.3, 5), why_ended).drain, DrainInput("scripted"))
+    assert waiting.steps > 5
+    assert beats == []
+    monkeypatch.setattr("activities.draining._BEAT_EVERY", 0.1)
+    await environment.run(
+        DrainActivities([Scripted(2)], Hub(), Limits(0.3, 5), why_ended).drain, DrainInput("scripted")
+    )
+    assert 1 <= len(beats) <= 3
+    assert set(beats) == {(2, 1)}
 
 
 async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> None:

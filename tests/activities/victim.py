@@ -79,6 +79,8 @@ async def activity(scene: Stages, name: str) -> Any:
     )
     run = ActivityEnvironment().run
     match name:
+        case "fulfil":
+            return await run(own.fulfil, StepInput("job-1", 100))
         case "charge":
             return await run(own.charge, StepInput("job-1", 100))
         case "ship":

@@ -19,16 +19,20 @@ import api as api_program
 from contracts.errors import InvalidInput, WrongSettings
 from http_api.settings import ApiSettings
 from store.schema import orders, outbox
-from tests.http.server import ROOT, database_of, environment, order, problem, running
+from tests.http.server import ROOT, Api, database_of, environment, order, problem, running
 from tests.waiting import wait_until
 
-# Commits, and dies before anything is answered.
+# Dies after it committed that many groups, before the last of them is answered.
 DYING = (
     "import os, signal, sys, intake\n"
-    "place_all = intake.Intake.place_all\n"
+    "place_all, left = intake.Intake.place_all, {groups}\n"
     "def dying(self, orders):\n"
-    "    place_all(self, orders)\n"
-    "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    "    global left\n"
+    "    answers = place_all(self, orders)\n"
+    "    left -= 1\n"
+    "    if left == 0:\n"
+    "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    "    return answers\n"
     "intake.Intake.place_all = dying\n"
     "import api; sys.exit(api.main())\n"
 )
@@ -76,7 +80,7 @@ def test_the_address_to_listen_at_is_one_of_digits(tmp_path: Path) -> None:
 
 def test_a_kill_between_commit_and_answer_makes_the_same_request_a_known_one(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with running(home, DYING) as dying:
+    with running(home, DYING.format(groups=1)) as dying:
         with pytest.raises(httpx.HTTPError):
             dying.place(order(1))
         assert dying.process.wait(10) == -signal.SIGKILL
@@ -87,6 +91,33 @@ def test_a_kill_between_commit_and_answer_makes_the_same_request_a_known_one(tmp
         assert again.content == api.client.get("/orders/order-1").content
         problem(api.place(order(1, qty=2)), 409)
     assert recorded(home) == {"order-1"}
+
+
+def test_groups_killed_between_commit_and_answer_are_each_order_once_when_the_callers_try_again(
+    tmp_path: Path,
+) -> None:
+    """Twelve callers, and an API that dies after its fourth commit, then its seventh, its tenth, ..."""
+    home = tmp_path / "home"
+    wanted = [order(number) for number in range(1, 61)]
+    answers: dict[str, list[int]] = {each["id"]: [] for each in wanted}
+    groups = 4
+    while left := [each for each in wanted if not answers[each["id"]]]:
+        with running(home, DYING.format(groups=groups)) as dying:
+
+            def caller(share: list[dict[str, object]], dying: Api = dying) -> None:
+                with contextlib.suppress(httpx.TransportError):
+                    for each in share:
+                        answers[str(each["id"])].append(dying.place(each).status_code)
+
+            threads = [threading.Thread(target=caller, args=[left[n::12]]) for n in range(12)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        groups += 3
+        assert {each for each, codes in answers.items() if codes} <= recorded(home)
+    assert {codes[0] for codes in answers.values()} == {200, 201}  # some were there before their first answer
+    assert recorded(home) == set(answers)
 
 
 def test_sigterm_under_load_finishes_what_runs_and_loses_no_acknowledged_order(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def test_each_receiver_that_takes_the_type_gets_one_delivery(database: Database)
     append(database, "a", 1)
     append(database, "a", 2, event_type="other")
     append(database, "a", 3, event_type="nobody-takes-it")
-    assert spread(database, "a-1", "a-2", "a-3") == FannedOut(events=3, duplicates=0, invalid=0)
+    done = spread(database, "a-1", "a-2", "a-3")
+    assert (done, done.deliveries) == (FannedOut(events=3, duplicates=0, invalid=0), 3)
+    assert spread(database, "a-1", "a-2", "a-3").deliveries == 0
     assert rows(database, DELIVERED) == [("one", "a-1"), ("three", "a-2"), ("two", "a-1")]
     with database.read() as connection:
         assert outbox_status(connection).fanned_out == 0  # not published yet: it still counts as pending

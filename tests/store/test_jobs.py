@@ -10,11 +10,11 @@ from store.jobs import (
     begin_job,
     complete_charge,
     complete_ship,
+    completed_steps,
     due_for_look,
     end_job,
     get_job,
     postpone_look,
-    step_completed,
     write_charge,
     write_shipment,
 )
@@ -30,7 +30,7 @@ def _begin(database: Database, job_id: str = "job-1", amount: int = 100, look_at
 def charge(database: Database, job_id: str = "job-1", amount: int = 100) -> str:
     """As the activity does it: look under the lock, then the charge, the step and the event at once."""
     with database.write() as connection:
-        if step_completed(connection, job_id, CHARGE):
+        if CHARGE in completed_steps(connection, job_id):
             return "already_completed"
         write_charge(connection, job_id, amount, 2)
         complete_charge(connection, job_id, amount, 2)
@@ -39,7 +39,7 @@ def charge(database: Database, job_id: str = "job-1", amount: int = 100) -> str:
 
 def ship(database: Database, job_id: str = "job-1") -> str:
     with database.write() as connection:
-        if not step_completed(connection, job_id, SHIP):
+        if SHIP not in completed_steps(connection, job_id):
             write_shipment(connection, job_id, 3)
             complete_ship(connection, job_id, 3)
     return "completed"
@@ -157,6 +157,6 @@ def test_a_job_that_is_not_there_is_not_found(database: Database) -> None:
     with pytest.raises(NotFound, match="no job job-9"):
         _job(database, "job-9")
     with database.write() as connection, pytest.raises(NotFound, match="no job job-9"):
-        step_completed(connection, "job-9", CHARGE)
+        completed_steps(connection, "job-9")
     with pytest.raises(NotFound):
         charge(database, "job-9")

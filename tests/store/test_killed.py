@@ -33,13 +33,13 @@ def take(connection, receiver):
 
 def charge(connection):
     begin_job(connection, "job-1", 100, 1, 1)
-    if not step_completed(connection, "job-1", CHARGE):
+    if CHARGE not in completed_steps(connection, "job-1"):
         write_charge(connection, "job-1", 100, 2)
         complete_charge(connection, "job-1", 100, 2)
 
 def ship(connection):
     charge(connection)
-    if not step_completed(connection, "job-1", SHIP):
+    if SHIP not in completed_steps(connection, "job-1"):
         write_shipment(connection, "job-1", 3)
         complete_ship(connection, "job-1", 3)
 

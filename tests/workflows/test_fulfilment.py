@@ -154,7 +154,7 @@ async def test_shipping_that_fails_for_7_days_ends_readably_and_a_second_run_res
     assert scene.job.charges == (("job-1", 100),)
 
 
-async def test_a_single_attempt_at_shipping(scene: Scene, client: Client) -> None:
+async def test_a_drill_fails_at_its_only_attempt_at_shipping(scene: Scene, client: Client) -> None:
     message = FulfilmentInput("job-1", 100, ship_fails=True, ship_attempts=1)
     async with workers(client, scene.activities()):
         handle = await Runs(client, []).start_job(message)
@@ -163,10 +163,25 @@ async def test_a_single_attempt_at_shipping(scene: Scene, client: Client) -> Non
         failure = failure_of(caught.value)
         assert failure.details == ({"charge": "committed", "ship": "failed"},)
         scheduled = await events_of(handle, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)
-        policies = [event.activity_task_scheduled_event_attributes.retry_policy for event in scheduled]
-        assert [policy.maximum_attempts for policy in policies] == [1, 0]
+        attributes = [event.activity_task_scheduled_event_attributes for event in scheduled]
+        assert [(each.activity_type.name, each.retry_policy.maximum_attempts) for each in attributes] == [
+            ("charge", 0),
+            ("ship", 1),
+            ("end_job", 0),
+        ]
     assert scene.carrier.keys == []
     assert scene.job.state == FAILED
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_so_many_attempts_at_shipping_are_so_many(scene: Scene, skipper: TimeSkipper, attempts: int) -> None:
+    scene.carrier.refusals = 100
+    async with workers(skipper.client, scene.activities()):
+        handle = await Runs(skipper.client, []).start_job(FulfilmentInput("job-1", 100, ship_attempts=attempts))
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert len(scene.carrier.keys) == attempts
+    assert scene.job.charges == (("job-1", 100),)
 
 
 async def test_a_job_that_is_not_recorded_fails_readably(sqlite: Database, client: Client) -> None:

@@ -1,0 +1,142 @@
+"""Both steps of a job at once: what is durable when, and what stays when one of them does not go well."""
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from sqlalchemy import Connection
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
+from contracts.errors import StoreBusy
+from contracts.messages import FulfilmentResult, StepInput
+from pipeline.writer import Writer
+from store.engine import Database
+from store.jobs import begin_job, get_job
+from tests.store.scenes import rows, scalar
+
+pytestmark = pytest.mark.anyio
+
+Fulfil = Callable[..., Awaitable[FulfilmentResult]]
+CHARGED, SHIPPED = "SELECT count(*) FROM charges", "SELECT count(*) FROM shipments"
+
+
+class Carrier(OwnShipping):
+    """Is asked, and sees then what is in the database already."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.saw: list[int] = []
+
+    def request(self, key: str) -> None:
+        self.saw.append(scalar(self._database, CHARGED))
+
+
+class Bank(OwnPayments):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def request(self, key: str, amount: int) -> None:
+        self.asked += 1
+
+
+class Torn(OwnShipping):
+    """Fails after it wrote the shipment, until it is mended."""
+
+    broken = True
+
+    def record(self, connection: Connection, job_id: str, now: int) -> None:
+        super().record(connection, job_id, now)
+        if self.broken:
+            raise ValueError("the label is torn")
+
+
+@pytest.fixture
+def fulfil(database: Database) -> Iterator[Fulfil]:
+    """`fulfil(payments, shipping, fails)` runs the activity for `job-1`."""
+    with database.write() as connection:
+        begin_job(connection, "job-1", 100, 1, 1)
+    writer = Writer(database)
+
+    async def run(
+        payments: PaymentSide | None = None, shipping: ShippingSide | None = None, fails: bool = False
+    ) -> FulfilmentResult:
+        own = FulfilmentActivities(writer, payments or OwnPayments(), shipping or OwnShipping())
+        return await ActivityEnvironment().run(own.fulfil, StepInput("job-1", 100, fails))
+
+    yield run
+    writer.close()
+
+
+async def test_both_steps_and_the_end_are_one_transaction_where_nobody_is_asked(
+    database: Database, fulfil: Fulfil
+) -> None:
+    counted: list[tuple[int, int]] = []
+
+    class Looking(OwnShipping):
+        def record(self, connection: Connection, job_id: str, now: int) -> None:
+            super().record(connection, job_id, now)
+            counted.append((scalar(database, CHARGED), scalar(database, SHIPPED)))  # as others see it
+
+    assert await fulfil(shipping=Looking()) == FulfilmentResult("committed", "completed")
+    assert counted == [(0, 0)]
+    with database.read() as connection:
+        job = get_job(connection, "job-1")
+    assert (job.state, job.steps, job.charges) == ("COMPLETED", ("charge", "ship"), (("job-1", 100),))
+    told = rows(database, "SELECT event_id, seq FROM outbox ORDER BY seq")
+    assert told == [("job-1:payment-captured", 1), ("job-1:order-shipped", 2)]
+
+
+async def test_the_carrier_hears_of_a_job_only_once_its_charge_is_durable(database: Database, fulfil: Fulfil) -> None:
+    carrier = Carrier(database)
+    assert await fulfil(shipping=carrier) == FulfilmentResult("committed", "completed")
+    assert carrier.saw == [1]
+    assert await fulfil(shipping=carrier) == FulfilmentResult("already_completed", "completed")
+    assert carrier.saw == [1]  # it was shipped: nobody is asked again
+
+
+async def test_a_bank_is_asked_once_for_a_job_that_was_charged(database: Database, fulfil: Fulfil) -> None:
+    bank = Bank()
+    assert await fulfil(payments=bank) == FulfilmentResult("committed", "completed")
+    assert await fulfil(payments=bank) == FulfilmentResult("already_completed", "completed")
+    assert bank.asked == 1
+    assert scalar(database, CHARGED) == 1
+
+
+async def test_a_shipment_that_fails_keeps_the_charge_and_nothing_of_itself(database: Database, fulfil: Fulfil) -> None:
+    torn = Torn()
+    assert await fulfil(shipping=torn) == FulfilmentResult("committed", "failed")
+    with database.read() as connection:
+        job = get_job(connection, "job-1")
+    assert (job.state, job.steps, job.charges) == ("RUNNING", ("charge",), (("job-1", 100),))
+    assert scalar(database, SHIPPED) == 0
+    torn.broken = False
+    assert await fulfil(shipping=torn) == FulfilmentResult("already_completed", "completed")
+    assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (1, 1)
+
+
+async def test_a_drill_fails_after_the_charge(database: Database, fulfil: Fulfil) -> None:
+    assert await fulfil(fails=True) == FulfilmentResult("committed", "failed")
+    assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (1, 0)
+
+
+async def test_our_own_database_failing_is_not_taken_for_a_failed_shipment(database: Database, fulfil: Fulfil) -> None:
+    class Lost(OwnShipping):
+        def record(self, connection: Connection, job_id: str, now: int) -> None:
+            raise StoreBusy("the disk is slow")
+
+    with pytest.raises(StoreBusy):
+        await fulfil(shipping=Lost())
+    assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (0, 0)
+    assert await fulfil() == FulfilmentResult("committed", "completed")
+
+
+async def test_a_job_that_nobody_began_is_not_tried_again(database: Database, fulfil: Fulfil) -> None:
+    with database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM jobs")
+    with pytest.raises(ApplicationError, match="there is no job job-1") as caught:
+        await fulfil()
+    assert caught.value.non_retryable
+    assert scalar(database, CHARGED) == 0
