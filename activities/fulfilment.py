@@ -1,7 +1,4 @@
-"""The steps of a job: each is skipped when it is recorded, and recorded in the transaction of its effect.
-
-What a step has done is durable before anybody outside hears of the next one.
-"""
+"""The steps of a job: each is skipped when it is recorded, and recorded in the transaction of its effect."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -20,7 +17,6 @@ from contracts.messages import FulfilmentResult, StepInput
 from contracts.names import CHARGE, SHIP
 from pipeline.writer import Writer
 from store.clock import now_ms
-from store.dialect import is_infrastructure_error
 from store.jobs import (
     complete_charge,
     complete_ship,
@@ -93,16 +89,13 @@ class FulfilmentActivities:
         `ship` is `failed` when the goods were not sent; that step is then to be tried with all its patience. Raises
         what the charge raises; what is done by then is recorded, and `charge` skips it.
         """
-        if self._asks_shipping or message.fails:
-            charge = await self.charge(message)  # for good, before the carrier hears of the job
-            try:
-                await self._ship(message, ended=True)
-            except Exception as error:
-                return self._not_shipped(message, charge, error)
-            return FulfilmentResult(charge, "completed")
-        # Nobody outside hears of anything between the two steps, so they need one transaction.
-        await self._ask_payments(message)
-        return await self._write(self._record_both, message)
+        charge = await self.charge(message)  # durable before anybody hears of the shipment
+        try:
+            await self._ship(message, ended=True)
+        except Exception as error:
+            logger.info("shipping of %s is left to its own activity: %s", message.job_id, error)
+            return FulfilmentResult(charge, "failed")
+        return FulfilmentResult(charge, "completed")
 
     @activity.defn
     async def charge(self, message: StepInput) -> str:
@@ -145,17 +138,6 @@ class FulfilmentActivities:
         with _no_such_job():
             return await self._writer.write(lambda connection: record(connection, message))
 
-    def _record_both(self, connection: Connection, message: StepInput) -> FulfilmentResult:
-        charge = self._record_charge(connection, message)
-        try:
-            with connection.begin_nested():
-                self._record_shipment(connection, message, ended=True)
-        except Exception as error:
-            if is_infrastructure_error(error):
-                raise
-            return self._not_shipped(message, charge, error)
-        return FulfilmentResult(charge, "completed")
-
     def _record_charge(self, connection: Connection, message: StepInput) -> str:
         # Looked at under the lock, whatever was seen before: a second run may have come first.
         if CHARGE in completed_steps(connection, message.job_id):
@@ -175,11 +157,6 @@ class FulfilmentActivities:
         self._shipping.record(connection, message.job_id, now)
         complete_ship(connection, message.job_id, now)
         return COMMITTED
-
-    @staticmethod
-    def _not_shipped(message: StepInput, charge: str, error: Exception) -> FulfilmentResult:
-        logger.info("shipping of %s is left to its own activity: %s", message.job_id, error)
-        return FulfilmentResult(charge, "failed")
 
 
 @contextmanager

@@ -88,6 +88,8 @@ def check(scene: Stages, name: str) -> None:
         assert scene.states()["a-1"] == "done"
 
 
+# What is done when the first of its transactions is committed, if that is not all.
+DONE_FIRST = {"fulfil": "charge"}
 ACTIVITIES = ["fulfil", "charge", "ship", "end_job", "attempt_delivery", "deliver_by_hand", "recorder"]
 
 
@@ -97,7 +99,7 @@ async def test_an_activity_that_was_killed_after_its_commit_runs_again(scene: St
     if name == "ship":
         await activity(scene, "charge")
     kill(name, "committed")
-    check(scene, name)
+    check(scene, DONE_FIRST.get(name, name))
     again = await activity(scene, name)
     check(scene, name)
     if name in ("charge", "ship"):
