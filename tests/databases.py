@@ -43,7 +43,8 @@ def postgres_server_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres_admin(postgres_server_url: str) -> Iterator[sa.Engine]:
     """An engine outside transactions, on the database that the tests take in turn."""
-    admin = sa.create_engine(postgres_server_url, isolation_level="AUTOCOMMIT")
+    # No connection waits between two uses: a test that cuts everybody off would leave a dead one to the next test.
+    admin = sa.create_engine(postgres_server_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with admin.connect() as connection:
         connection.exec_driver_sql("ALTER SYSTEM SET fsync = off")
         connection.exec_driver_sql("SELECT pg_reload_conf()")
