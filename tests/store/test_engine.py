@@ -27,9 +27,9 @@ with Database(sys.argv[1]).write() as connection:
     print("held", flush=True)
     sys.stdin.readline()
 """
-# Commits back to back until it is told to stop, then says how often.
+# Commits back to back until it is told to stop; each transaction lasts at least so many seconds.
 BUSY = """
-import sys, threading
+import sys, threading, time
 from store.engine import Database
 database = Database(sys.argv[1])
 stop = threading.Event()
@@ -39,6 +39,7 @@ while not stop.is_set():
         connection.exec_driver_sql("INSERT INTO turns (who) VALUES (?)", (sys.argv[2],))
         if connection.exec_driver_sql("SELECT count(*) FROM turns WHERE who = ?", (sys.argv[2],)).scalar() == 3:
             print("running", flush=True)
+        time.sleep(float(sys.argv[3]))
 """
 
 
@@ -165,7 +166,7 @@ def test_a_foreign_program_that_holds_the_database_is_the_same_sentence(
 
 
 def test_a_second_process_gets_its_turn_between_two_commits_of_a_busy_one(counter: Database) -> None:
-    with Script(BUSY, str(counter.url), "busy") as busy:
+    with Script(BUSY, str(counter.url), "busy", "0") as busy:
         assert busy.line() == "running"
         for _ in range(30):
             with counter.write() as connection:
@@ -183,7 +184,7 @@ def test_a_second_process_gets_its_turn_between_two_commits_of_a_busy_one(counte
 
 
 def test_two_busy_processes_share_the_turns(counter: Database) -> None:
-    with Script(BUSY, str(counter.url), "a") as a, Script(BUSY, str(counter.url), "b") as b:
+    with Script(BUSY, str(counter.url), "a", "0") as a, Script(BUSY, str(counter.url), "b", "0") as b:
         assert (a.line(), b.line()) == ("running", "running")
         for _ in range(40):
             _bump(counter)
@@ -196,6 +197,34 @@ def test_two_busy_processes_share_the_turns(counter: Database) -> None:
     shared = order[together_from:]
     longest = max(len(run) for run in shared.replace("ab", "a b").replace("ba", "b a").split())
     assert longest < max(50, len(shared) // 3), shared
+
+
+def test_short_transactions_get_as_much_time_as_the_long_ones_beside_them(counter: Database) -> None:
+    with Script(BUSY, str(counter.url), "long", "0.03") as long, Script(BUSY, str(counter.url), "short", "0") as short:
+        assert (long.line(), short.line()) == ("running", "running")
+        begun = int(scalar(counter, "SELECT max(id) FROM turns"))
+        count = f"SELECT count(*) FROM turns WHERE who = 'long' AND id > {begun}"
+        wait_until(lambda: scalar(counter, count) >= 10, 20, "ten long ones are through")
+        long.say()
+        short.say()
+        assert (long.wait(), short.wait()) == (0, 0)
+    with counter.read() as connection:
+        order = list(connection.exec_driver_sql("SELECT who FROM turns ORDER BY id").scalars())
+    last = max(index for index, who in enumerate(order) if who == "long")
+    shared = order[begun:last]
+    # Turn by turn it would be one each.
+    assert shared.count("short") > 4 * shared.count("long"), "".join(who[0] for who in shared)
+
+
+def test_a_long_transaction_goes_on_when_nobody_uses_the_time_that_is_left_to_others(counter: Database) -> None:
+    with Script(BUSY, str(counter.url), "long", "0.03") as long:
+        assert long.line() == "running"
+        for _ in range(5):
+            _bump(counter)
+        begun = int(scalar(counter, "SELECT max(id) FROM turns"))
+        wait_until(lambda: scalar(counter, "SELECT max(id) FROM turns") >= begun + 5, 20, "the long ones go on")
+        long.say()
+        assert long.wait() == 0
 
 
 @pytest.mark.parametrize(
