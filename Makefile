@@ -23,7 +23,7 @@ install: $(STAMP) ## make .venv and install the pinned packages
 demo: $(STAMP) ## run everything on real servers, print a verdict for each part and links
 	@$(RUN) starter.py demo
 
-up: $(STAMP) ## start the servers and the worker in the background
+up: $(STAMP) ## start the servers, the worker and the HTTP API in the background
 	@$(RUN) starter.py up
 
 down: $(STAMP) ## stop what `make up` started

@@ -1,4 +1,6 @@
-"""The HTTP API's composition root: settings -> database, Temporal, Redis -> routes -> a server on loopback.
+"""The HTTP API's composition root: settings -> database, Temporal, Redis -> routes -> a server.
+
+It listens on loopback unless SAISEI_API_HOST says otherwise.
 
 Run it with `python api.py`; SIGTERM or Ctrl-C lets the requests in flight finish.
 """

@@ -65,14 +65,17 @@ class Settings:
         if redis_url is not None and not redis_url.startswith(_REDIS_SCHEMES):
             # Without its value, which may hold a password.
             problems["REDIS_URL"] = f"must begin with {', '.join(_REDIS_SCHEMES[:-1])} or {_REDIS_SCHEMES[-1]}"
+        # The embedded stack tells its children by the second name: it hides TEMPORAL_* of other servers from them.
+        ui_url = env.get("TEMPORAL_UI_URL") or env.get("SAISEI_UI_URL") or None
+        if ui_url is not None and not ui_url.startswith(("http://", "https://")):
+            problems["TEMPORAL_UI_URL"] = "must begin with http:// or https://"
         if problems:
             raise WrongSettings(problems)
         settings = cls(
             home=home,
             database_url=env.get("DATABASE_URL") or f"sqlite:///{quote(str(home / 'saisei.db'))}",
             redis_url=redis_url,
-            # The embedded stack tells its children by the second name: it hides TEMPORAL_* of other servers from them.
-            ui_url=env.get("TEMPORAL_UI_URL") or env.get("SAISEI_UI_URL") or None,
+            ui_url=ui_url,
             **values,  # type: ignore[arg-type]
         )
         if settings.heartbeat < 2 * settings.busy + 1:

@@ -21,7 +21,7 @@ from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 import embedded
-from activities.beating import Beating
+from activities.beating import EVERY, Beating
 from activities.delivering import DeliveryActivities
 from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
@@ -77,11 +77,6 @@ _LONGEST_END = 8.0
 _STICKY = timedelta(seconds=1)
 
 
-# How often the server hears of a beat at most: left to itself the SDK holds it back for four fifths of its time-out,
-# and a slow moment would be taken for a death.
-_BEATS = timedelta(seconds=1)
-
-
 def sandbox() -> SandboxedWorkflowRunner:
     """Where workflow code runs: what is not deterministic is out of its reach."""
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
@@ -103,7 +98,9 @@ def steps_worker(
         activities=activities,
         workflow_runner=sandbox(),
         interceptors=[Beating(), *interceptors],
-        max_heartbeat_throttle_interval=_BEATS,
+        # Left to itself the SDK holds beats back for four fifths of their time-out, and a slow moment would be taken
+        # for a death.
+        max_heartbeat_throttle_interval=timedelta(seconds=EVERY),
         sticky_queue_schedule_to_start_timeout=_STICKY,
         **options,
     )

@@ -11,11 +11,11 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ActivityOutboundInterceptor, ExecuteActivityInput, Interceptor
 
-_EVERY = 1.0  # seconds; shorter where the time-out is
+EVERY = 1.0  # seconds; shorter where the time-out is
 
 
 class Beating(Interceptor):
-    """Give it to a worker, and no activity of its needs a loop of its own."""
+    """Given to a worker, it spares each of its activities a loop that beats."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         return _Beating(next)
@@ -30,7 +30,7 @@ class _Beating(ActivityInboundInterceptor):
         timeout = activity.info().heartbeat_timeout
         if timeout is None:  # nobody listens, as with a local activity
             return await super().execute_activity(input)
-        beats = asyncio.create_task(self._beat(min(_EVERY, timeout.total_seconds() / 3)))
+        beats = asyncio.create_task(self._beat(min(EVERY, timeout.total_seconds() / 3)))
         try:
             return await super().execute_activity(input)
         finally:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import track
 
+from commands.parsing import WrongUsage
 from contracts.errors import Refused, Unreachable
 from contracts.orders import Order
 from http_api.settings import DEFAULT_PORT, HOST
@@ -35,16 +36,22 @@ def add_api_flag(parser: ArgumentParser, purpose: str, default: str | None) -> N
         nargs="?",
         const=HERE,
         default=default,
-        help=f"{purpose} (URL if not said: SAISEI_API_URL, or the one of `up`, or {DEFAULT_URL})",
+        help=f"{purpose} (URL if not said: SAISEI_API_URL, or the one of `up`)",
     )
 
 
 def api_url(context: "Context", said: str) -> str:
-    """The URL that was said; for HERE that of SAISEI_API_URL, of the embedded stack that is up, or the usual one."""
+    """The URL that was said; for HERE that of SAISEI_API_URL, or of the embedded stack that is up.
+
+    Raises Unreachable when there is neither: whatever listens at the usual port may be another home's.
+    """
     if said != HERE:
         return said
     configured = os.environ.get("SAISEI_API_URL")
-    return configured or (context.stack.url("api") if context.stack else None) or DEFAULT_URL
+    found = configured or (context.stack.url("api") if context.stack else None)
+    if not found:
+        raise Unreachable("no API is up here; start one with `make up`, or say which with a URL or SAISEI_API_URL")
+    return found
 
 
 class ApiClient:
@@ -59,11 +66,14 @@ class ApiClient:
         self._errors = httpx.HTTPError
         self._url = url.rstrip("/")
         try:
-            host = httpx.URL(self._url).host
+            parsed = httpx.URL(self._url)
+            host = parsed.host
+            if parsed.scheme not in ("http", "https") or not host:
+                raise ValueError
             # A proxy for the outside world cannot reach this machine's own loopback.
             self._client = httpx.Client(base_url=self._url, timeout=_PATIENCE, trust_env=host not in _LOOPBACK)
         except (httpx.InvalidURL, ValueError):
-            raise Unreachable(f"{url} is no URL; give one like {DEFAULT_URL}") from None
+            raise WrongUsage(f"{url} is no URL of an API; give one like {DEFAULT_URL}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -125,5 +135,5 @@ async def place_through(said: str, context: "Context", orders: Sequence[Order]) 
     if context.json:
         context.result({"placed": new, "known": len(placed) - new, "orders": [document for document, _ in placed]})
     else:
-        context.out.print(f"{new} orders placed, {len(placed) - new} were known")
+        context.out.print(f"{new} order{'' if new == 1 else 's'} placed, {len(placed) - new} were known")
     return 0

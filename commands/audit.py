@@ -10,7 +10,7 @@ from store.audit_findings import Audit
 from store.deliveries import DEAD, DONE, PENDING, RETRYING, WAIVED
 
 _STATES = (PENDING, RETRYING, DONE, DEAD, WAIVED)
-_CHECKED = ("I1", "I2", "I3", "I5", "I6")
+_CHECKED = ("I1", "I2", "I3", "I4", "I5", "I6")
 
 
 def add(commands: Commands) -> None:

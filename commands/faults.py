@@ -5,10 +5,11 @@ from argparse import ArgumentParser, Namespace
 from commands.context import Context
 from commands.events import wake
 from commands.parsing import Commands, command
-from contracts.errors import NotFound
+from contracts.errors import Refused
 from contracts.names import receiver_id
+from store.dead_letters import require_receiver
 from store.faults import ERROR, OUTAGE, clear_fault, set_fault
-from store.receivers import registered_receivers
+from store.receiver_ends import read_end
 
 _DEFAULT = "sales"
 
@@ -40,8 +41,11 @@ def _add_receiver(parser: ArgumentParser) -> None:
 
 
 async def _on(context: Context, args: Namespace) -> int:
-    _require(context, args.receiver)
     with context.database.write() as connection:
+        require_receiver(connection, args.receiver)
+        end = read_end(connection, args.receiver)
+        if end is not None:
+            raise Refused(f"{end.sentence()}; nothing was changed")
         set_fault(connection, args.receiver, args.mode)
     if context.json:
         context.result({"receiver": args.receiver, "mode": args.mode})
@@ -52,8 +56,8 @@ async def _on(context: Context, args: Namespace) -> int:
 
 
 async def _off(context: Context, args: Namespace) -> int:
-    _require(context, args.receiver)
     with context.database.write() as connection:
+        require_receiver(connection, args.receiver)
         changed = clear_fault(connection, args.receiver)
     if changed:
         await wake(context, [receiver_id(args.receiver)])
@@ -62,10 +66,3 @@ async def _off(context: Context, args: Namespace) -> int:
     else:
         context.line(f"{args.receiver} works again" if changed else f"no fault was on at {args.receiver}")
     return 0
-
-
-def _require(context: Context, receiver: str) -> None:
-    with context.database.read() as connection:
-        known = registered_receivers(connection)
-    if receiver not in known:
-        raise NotFound(f"there is no receiver {receiver}; there are {', '.join(known) or 'none'}")

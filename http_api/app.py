@@ -58,6 +58,7 @@ def build_app(desk: OrdersDesk, intake: Intake, readiness: Readiness, lifespan: 
             200: answer("PlacedOrder", "the same order was placed before; this is its first answer again"),
             201: answer("PlacedOrder", "the order is durable"),
             400: problem("the body is not JSON in UTF-8"),
+            408: problem("the body was not complete in time"),
             409: problem("the id was placed before with other content; nothing was changed"),
             413: problem("the body has more than 64 KiB"),
             415: problem("the body is not declared as JSON"),

@@ -91,7 +91,7 @@ class OrdersDesk:
             raise OutcomeUnknown from None
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """The result of `work` in one read-only snapshot. Raises StoreBusy, OutcomeUnknown."""
+        """The result of `work` in one read-only snapshot. Raises StoreBusy."""
 
         def snapshot() -> T:
             with self._database.read() as connection:
@@ -116,7 +116,7 @@ class OrdersDesk:
             async with asyncio.timeout(self._busy + _ANSWER_WITHIN):
                 return await asyncio.shield(future)
         except TimeoutError:
-            raise OutcomeUnknown from None
+            raise StoreBusy(f"no answer to a read within {self._busy + _ANSWER_WITHIN:g} s") from None
 
     async def __aenter__(self) -> "OrdersDesk":
         self._preparing = asyncio.create_task(self._keep_preparing())

@@ -85,11 +85,15 @@ class Writer:
         """`write`, and for how many seconds it kept others from writing: its own time and that of the commit."""
         piece = _Piece(work)
         self._waiting.append(piece)
-        self._writers.submit(self._write_waiting)
+        try:
+            self._writers.submit(self._write_waiting)
+        except RuntimeError:  # closed: who is told so must not find it done by a thread that still runs
+            piece.answer.cancel()
+            raise
         return await asyncio.wrap_future(piece.answer)
 
     def _write_waiting(self) -> None:
-        """One transaction for the pieces that wait, and for those that come while it is young."""
+        """One transaction for the pieces that wait or come while it is young; others are left to the next one."""
         if not self._waiting:
             return  # they were taken along before
         group: list[_Piece[Any]] = []

@@ -65,6 +65,11 @@ def test_all_bad_variables_are_named_at_once() -> None:
     assert sorted(raised.value.fields) == ["SAISEI_IDLE", "SAISEI_LOOK"]
 
 
+def test_an_address_that_no_browser_opens_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="TEMPORAL_UI_URL: must begin with http:// or https://"):
+        Settings.from_env({"TEMPORAL_UI_URL": "ui.example"})
+
+
 @pytest.mark.parametrize(
     ("busy", "heartbeat", "good"), [("5", "12", True), ("5", "11", True), ("5", "10.9", False), ("8", "12", False)]
 )

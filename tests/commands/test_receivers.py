@@ -159,7 +159,9 @@ def test_its_runs_end(tmp_path: Path) -> None:
                     await asyncio.sleep(0.1)
             ended = await asyncio.to_thread(cli, *END)
             assert (ended.exit_code, ended.stderr) == (0, "")
-            assert (await long_lived.describe()).status is WorkflowExecutionStatus.TERMINATED
+            # A try of its drain that falls between the end and the word to the run ends it first, by itself.
+            closed = (WorkflowExecutionStatus.TERMINATED, WorkflowExecutionStatus.FAILED)
+            assert (await long_lived.describe()).status in closed
             result = await failing.result()
             assert result["state"] == "waived"
             # A worker of the old days, or Temporal's own backup, brings it back: it ends by itself, and says why.

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from commands.api_client import ApiClient
+from commands.parsing import WrongUsage
 from contracts.errors import Unreachable
 from store.effects import apply_sales
 from store.outbox import find_event
@@ -62,14 +63,25 @@ def test_orders_are_placed_and_totals_read_through_the_api(tmp_path: Path) -> No
         problem(api.client.get("/orders/order-21"), 404)
     assert not (elsewhere / "saisei.db").exists()
 
+    nowhere = starter(elsewhere, "read-api")  # whatever listens at the usual port may be another home's
+    assert nowhere.returncode == 1
+    assert nowhere.stderr.startswith("starter.py: no API is up here; ")
+
     gone = starter(elsewhere, "read-api", "--api", api.url)
     assert gone.returncode == 1
     assert gone.stderr.startswith(f"starter.py: the API at {api.url} does not answer (")
     assert gone.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["nonsense", "http://[", "ftp://127.0.0.1", "http://127.0.0.1:99999"])
-def test_what_is_no_api_is_one_sentence(url: str) -> None:
+@pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://127.0.0.1"])
+def test_what_is_no_url_of_an_api_is_wrong_usage_in_one_sentence(url: str) -> None:
+    with pytest.raises(WrongUsage, match="is no URL of an API") as caught:
+        ApiClient(url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:99999"])
+def test_where_no_api_can_be_is_one_sentence(url: str) -> None:
     with pytest.raises(Unreachable) as caught, ApiClient(url) as client:
         client.sales()
     assert "\n" not in str(caught.value)
