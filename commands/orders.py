@@ -89,7 +89,8 @@ async def _place(context: Context, args: Namespace) -> int:
     finally:
         # Also when a later one was refused: those before it are durable, and should not wait for the look.
         if 0 < len(placed) < len(orders):
-            context.say(f"{len(placed)} of {len(orders)} orders are recorded")
+            # Broken off, the one that was on its way may be recorded as well.
+            context.say(f"at least {len(placed)} of {len(orders)} orders are recorded")
         if cold is not None and not await intake.wake_if_cold(cold):
             context.say("the orders are recorded; Temporal does not answer, so they flow once it is back")
     new = sum(each.created for each in placed)

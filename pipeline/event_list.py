@@ -19,14 +19,16 @@ PROCESSED_BOUND = 1_000_000
 
 # Takes the entries that were read off the head again, and notes which ids were processed. Each entry is compared:
 # whoever stalled after its commit finds another head and takes nothing but what it has fanned out itself. It never
-# searches the list: a search for ids that a twin took already blocked the server for half a second.
+# searches the list: a search for ids that a twin took already blocked the server for half a second. Nothing decides by
+# the hashes: where a key of another type stands in their place (pcall), entries leave the list all the same.
 _REMOVE = """
 local noted = tonumber(ARGV[2])
 for i = 4 + noted, #ARGV do
   if redis.call('LINDEX', KEYS[1], 0) == ARGV[i] then redis.call('LPOP', KEYS[1]) end
 end
-for i = 4, 3 + noted do redis.call('HSET', KEYS[2], ARGV[i], ARGV[1]) end
-if redis.call('HLEN', KEYS[2]) > tonumber(ARGV[3]) then redis.call('RENAME', KEYS[2], KEYS[3]) end
+for i = 4, 3 + noted do redis.pcall('HSET', KEYS[2], ARGV[i], ARGV[1]) end
+local size = redis.pcall('HLEN', KEYS[2])
+if type(size) == 'number' and size > tonumber(ARGV[3]) then redis.pcall('RENAME', KEYS[2], KEYS[3]) end
 """
 
 

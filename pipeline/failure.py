@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from receivers.base import ReceiverUnavailable
+from store.dialect import is_foreign_outage
 
 _LONGEST_ERROR = 500
 _LONGEST_BACKOFF = 3600.0
@@ -28,11 +29,14 @@ class RetryPolicy:
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether the receiver's other side is down, rather than the event bad."""
-    return isinstance(error, ReceiverUnavailable | ConnectionError | TimeoutError)
+    return isinstance(error, ReceiverUnavailable | ConnectionError | TimeoutError) or is_foreign_outage(error)
 
 
 def describe(error: BaseException) -> str:
     """One line for listings: the kind of error and its text, at most 500 characters, storable as text anywhere."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # also how it is written is the receiver's, and that would stop all that it takes
+        text = "its text cannot be had"
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line.replace("\0", "").encode(errors="replace").decode()[:_LONGEST_ERROR]

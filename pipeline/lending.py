@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import sqlalchemy.exc
 from sqlalchemy import Connection, event
 
-_ENDINGS = ("commit", "rollback", "close", "invalidate", "detach", "get_transaction")
-# `ROLLBACK TO` a savepoint ends nothing.
-_ENDING = re.compile(r"\s*(commit|end|abort|rollback(?!\s+((work|transaction)\s+)?to\b))\b", re.IGNORECASE)
+from receivers.base import ReceiverUnavailable
+
+_ENDINGS = ("commit", "rollback", "close", "invalidate", "detach", "get_transaction", "get_nested_transaction")
+# `ROLLBACK TO` a savepoint ends nothing. A comment may stand before the word.
+_BEFORE = r"(?:\s|;|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*"
+_ENDING = re.compile(_BEFORE + r"(commit|end|abort|rollback(?!\s+((work|transaction)\s+)?to\b))\b", re.IGNORECASE)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
@@ -24,12 +28,20 @@ def _refuse_ending(_connection: Connection, _cursor: Any, statement: str, *_: An
 
 @contextmanager
 def lent(connection: Connection) -> Iterator[Connection]:
-    """The connection without the ways to end its transaction; savepoints work."""
+    """The connection without the ways to end its transaction; savepoints work. What is no Exception becomes one."""
     for name in _ENDINGS:
         setattr(connection, name, _refuse)
     event.listen(connection, "before_cursor_execute", _refuse_ending)
     try:
         yield connection
+    except sqlalchemy.exc.TimeoutError as error:
+        # A pool without a free connection is not ours, which gave this one before: the receiver's other side.
+        raise ReceiverUnavailable(str(error)) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        # `sys.exit()` in a library, a cancelled call: a failed attempt like any other, and not the worker's end.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     finally:
         event.remove(connection, "before_cursor_execute", _refuse_ending)
         for name in _ENDINGS:

@@ -134,6 +134,7 @@ def storable(text: str, most: int) -> str:
     return text[:most].encode(errors="backslashreplace").decode().replace("\0", "\\x00")[:most]
 
 
+_OURS = "in Saisei's own database"
 # Primary result codes of SQLite that speak of the server side: busy, locked, out of memory, read-only, interrupted,
 # I/O, corrupt, full, cannot open, protocol, not a database. https://www.sqlite.org/rescode.html
 _SQLITE_OURS = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -143,13 +144,26 @@ _SQLITE_OURS = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 _POSTGRES_OURS = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57", "58", "XX")
 
 
+def mark_as_ours(context: sa.engine.ExceptionContext) -> None:
+    """For `handle_error` of our engine: the error is of our own database, and not of one that a receiver has."""
+    if context.sqlalchemy_exception is not None:
+        context.sqlalchemy_exception.add_note(_OURS)
+
+
 def is_infrastructure_error(error: BaseException) -> bool:
     """Whether our own database failed, rather than a statement that somebody wrote. Such an error never counts
     against an event (a wrong statement in a receiver does)."""
     if isinstance(error, StoreBusy | TransactionLost | sa.exc.TimeoutError):  # the last: no connection in the pool
         return True
-    if not isinstance(error, DBAPIError):
-        return False
+    return isinstance(error, DBAPIError) and _OURS in getattr(error, "__notes__", ()) and _server_failed(error)
+
+
+def is_foreign_outage(error: BaseException) -> bool:
+    """Whether a database that is not ours failed, such as a receiver's own: it is that receiver's other side."""
+    return isinstance(error, DBAPIError) and _OURS not in getattr(error, "__notes__", ()) and _server_failed(error)
+
+
+def _server_failed(error: DBAPIError) -> bool:
     if error.connection_invalidated:
         return True
     original = error.orig

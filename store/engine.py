@@ -6,7 +6,9 @@ event emits `BEGIN IMMEDIATE` for what writes and plain `BEGIN` for what reads. 
 writer, `synchronous=FULL` makes an acknowledged commit survive a power loss.
 """
 
+import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from contracts.errors import StoreBusy, TransactionLost, Unreachable, WrongSettings
+from store.dialect import mark_as_ours
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
@@ -44,12 +47,14 @@ class Database:
         self.url = parsed
         self._lock: FairLock | None = None
         self._changes: list[Changes] = []
+        self._asked = threading.local()  # `write` is set while this thread opens a transaction by `write`
         if parsed.get_backend_name() == "sqlite":
             self.engine = self._open_sqlite(parsed, busy_timeout, pool_size)
         elif parsed.get_backend_name() == "postgresql":
             self.engine = self._open_postgresql(parsed, pool_size)
         else:
             raise WrongSettings({"DATABASE_URL": "must begin with sqlite:/// or postgresql://"})
+        event.listen(self.engine, "handle_error", mark_as_ours)
         read = {_READ: True}
         self._reader = (
             self.engine.execution_options(**read)
@@ -77,8 +82,10 @@ class Database:
             with self.engine.begin() as connection:
                 yield connection
         else:
-            with self._lock.held(), self.engine.begin() as connection:
-                yield connection
+            with self._lock.held():
+                self._asked.write = True
+                with self.engine.begin() as connection:
+                    yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -148,15 +155,26 @@ class Database:
         )
 
         engine.dialect.statement_compiler = _WithIndexHints
+        opened: list[tuple[int, int]] = []
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: object) -> None:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16384"):
                 connection.execute(f"PRAGMA {pragma}").close()
+            opened.append(_identity(path))
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             reading = connection.get_execution_options().get(_READ, False)
+            if not reading and not self._asked.__dict__.pop("write", False):
+                # It would wait for the lock that its own thread may hold, and pass by the fair lock otherwise.
+                raise RuntimeError("write through Database.write; a receiver, through the connection that it is given")
+            if _identity(path) != opened[0]:
+                # What is written to the old file is gone with this process, and acknowledged all the same.
+                raise StoreBusy(
+                    f"the database {path} was moved, removed or replaced under this process; put the file back, "
+                    "or restart the process with the one that is there"
+                )
             driver = connection.connection.driver_connection
             assert driver is not None
             # A write from a read would pass the fair lock by, and fail at once where another one writes.
@@ -221,6 +239,15 @@ class _WithIndexHints(SQLiteCompiler):
 
     def get_from_hint_text(self, table: sa.FromClause, text: str | None) -> str | None:
         return text
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Which file stands at the path just now."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)
 
 
 def _require_open(connection: Connection) -> None:

@@ -138,6 +138,19 @@ async def test_a_key_of_a_wrong_type_loses_nothing(sqlite: Database, redis_url: 
         assert scene.effects() == ["a-1"]
 
 
+@pytest.mark.anyio
+async def test_a_foreign_key_in_the_place_of_processed_stops_nothing(
+    sqlite: Database, redis_url: str, raw: "redis.Redis"
+) -> None:
+    with stages(sqlite, redis_url, Recorder()) as scene:
+        append(sqlite, "a", 1)
+        raw.set(PROCESSED_HASH, "somebody's text")
+        await scene.drain()
+        assert scene.effects() == ["a-1"]
+        assert raw.llen(OUTBOX_LIST) == 0
+        assert raw.get(PROCESSED_HASH) == b"somebody's text"
+
+
 class DroppingProxy:
     """Forwards to Redis and cuts the connection instead of the reply, `drop` times for an RPUSH."""
 

@@ -184,7 +184,13 @@ def _say(statement: str) -> Callable[[Connection], None]:
 
 
 @pytest.mark.parametrize(
-    "ending", [_commit, _rollback, _end, _say("COMMIT"), _say(" end"), _say("rollback"), _say("ROLLBACK WORK")]
+    "ending",
+    [
+        _commit,
+        _rollback,
+        _end,
+        *map(_say, ("COMMIT", " end", "rollback", "ROLLBACK WORK", "/* so */ /* it * is */ COMMIT", "-- so\nCOMMIT")),
+    ],
 )
 async def test_a_receiver_cannot_commit_and_then_raise(
     scene: Stages, receiver: Recorder, ending: Callable[[Connection], None]

@@ -127,6 +127,26 @@ def test_a_read_writes_nothing(database: Database) -> None:
     assert scalar(database, "SELECT epoch FROM control") == 5
 
 
+@pytest.mark.parametrize("instead", [None, "another.db"])
+def test_nothing_is_written_to_a_file_that_was_removed_or_replaced(
+    counter: Database, tmp_path: Path, instead: str | None
+) -> None:
+    """It would be acknowledged, and gone with the process."""
+    path = Path(str(counter.url.database))
+    aside = tmp_path / "aside.db"
+    path.rename(aside)
+    if instead:
+        (tmp_path / instead).write_bytes(aside.read_bytes())
+        (tmp_path / instead).rename(path)
+    with pytest.raises(StoreBusy, match="moved, removed or replaced"):
+        _bump(counter)
+    with pytest.raises(StoreBusy, match="moved, removed or replaced"), counter.read():
+        pass
+    aside.rename(path)
+    _bump(counter)
+    assert _read_counter(counter) == 1
+
+
 def test_a_write_inside_a_write_is_refused_at_once(counter: Database) -> None:
     with counter.write(), pytest.raises(RuntimeError, match="inside a write"), counter.write():
         pass
