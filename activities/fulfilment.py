@@ -134,11 +134,11 @@ class FulfilmentActivities:
         with _no_such_job():
             return step in await self._writer.read(lambda connection: completed_steps(connection, job_id, lock=False))
 
-    async def _write(self, record: Callable[[Connection, StepInput], T], message: StepInput) -> T:
+    async def _write(self, record: Callable[[StepInput, Connection], T], message: StepInput) -> T:
         with _no_such_job():
-            return await self._writer.write(lambda connection: record(connection, message))
+            return await self._writer.write(partial(record, message))
 
-    def _record_charge(self, connection: Connection, message: StepInput) -> str:
+    def _record_charge(self, message: StepInput, connection: Connection) -> str:
         # Looked at under the lock, whatever was seen before: a second run may have come first.
         if CHARGE in completed_steps(connection, message.job_id):
             return ALREADY_COMPLETED
@@ -147,7 +147,7 @@ class FulfilmentActivities:
         complete_charge(connection, message.job_id, message.amount, now)
         return COMMITTED
 
-    def _record_shipment(self, connection: Connection, message: StepInput, *, ended: bool) -> str:
+    def _record_shipment(self, message: StepInput, connection: Connection, *, ended: bool) -> str:
         done = completed_steps(connection, message.job_id)
         if ended:
             end_job(connection, message.job_id, None)

@@ -212,11 +212,12 @@ class _Steps:
     # 1
     def tables(self) -> str:
         """The two tables; the database itself makes an event PENDING."""
-        inspector = sa.inspect(self.database.engine)
-        for table, wanted in _SHOWN_COLUMNS.items():
-            columns = [column["name"] for column in inspector.get_columns(table)]
-            missing = [name for name in wanted if name not in columns]
-            self.verdict.require(not missing, f"the table {table} lacks {missing}")
+        with self.database.read() as connection:
+            inspector = sa.inspect(connection)
+            for table, wanted in _SHOWN_COLUMNS.items():
+                columns = [column["name"] for column in inspector.get_columns(table)]
+                missing = [name for name in wanted if name not in columns]
+                self.verdict.require(not missing, f"the table {table} lacks {missing}")
         # A row that names no status, taken back again.
         statement = sa.insert(outbox).values(event_id="a", aggregate_id="a", seq=1, event_type="a", payload="{}")
         status = None

@@ -78,10 +78,12 @@ class World:
         self.hub = Hub()
         self.saga = RebuildActivities(self.writer)
         self.met: Counter[str] = Counter()
-        journal.metadata.create_all(database.engine)
+        with database.write() as connection:
+            journal.metadata.create_all(connection)
 
     def close(self) -> None:
-        journal.metadata.drop_all(self.database.engine)
+        with self.database.write() as connection:
+            journal.metadata.drop_all(connection)
         self._runner.close()
         self.writer.close()
         self.client.close()

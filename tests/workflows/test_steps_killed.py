@@ -89,7 +89,7 @@ def judge(scene: Scene, result: Any) -> None:
             assert scalar(database, f"SELECT count(*) FROM {table}") == 1, table
 
 
-STEPS = ("fulfil", "charge", "_ship", "end_job", "attempt_delivery", "_take")
+STEPS = ("fulfil", "_record_charge", "_record_shipment", "end_job", "attempt_delivery", "_take")
 
 
 async def test_a_step_whose_worker_is_killed_is_done_once_by_the_next_one_within_seconds(

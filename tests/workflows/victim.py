@@ -121,7 +121,7 @@ def every_activity(writer: Writer, *, patient: bool = False) -> list[Callable[..
 async def _live(address: str, namespace: str, url: str, step: str, when: str) -> None:
     client = await Client.connect(address, namespace=namespace)
     at_once = step == "fulfil"
-    writer = DyingWriter(Database(url), "_ship" if at_once else step, when)
+    writer = DyingWriter(Database(url), "_record_shipment" if at_once else step, when)
     async with workers(client, every_activity(writer, patient=not at_once)):
         await asyncio.sleep(_PATIENCE)
 
