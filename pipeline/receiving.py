@@ -93,7 +93,6 @@ class ReceiverStage:
         self._noted_at = 0
         self._probed = 0
         self._changes = writer.changes()
-        self._found_nothing = False
         self._accused: list[Event] = []  # met the receiver as unavailable when it was put on hold
         self.hold: Hold | None = None
         self.waits: str | None = None
@@ -104,14 +103,13 @@ class ReceiverStage:
 
     async def step(self) -> int:
         """Take one batch; how many events left `pending`."""
-        changed = self._changes.any()
-        if self._found_nothing and not changed:
+        if not self._changes.worth_a_look():
             return 0
-        self._found_nothing = False  # if what follows fails, it is to be looked at again
         taking = await self._writer.write(self._take)
         self.hold = taking.hold
         moved = taking.taken + taking.failed
-        self._found_nothing = not moved and taking.hold is None  # one on hold is probed, whatever is written
+        if not moved and taking.hold is None:  # one on hold is probed, whatever is written
+            self._changes.found_nothing()
         await self._start(taking.runs)
         return moved
 

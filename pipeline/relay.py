@@ -36,7 +36,6 @@ class RelayStage:
         self._renew_at = 0
         self._size = BatchSize()
         self._changes = writer.changes()
-        self._found_nothing = False
 
     async def begin(self) -> None:
         """Take the lease before anything is read: from here on intake sends no wakes."""
@@ -44,13 +43,11 @@ class RelayStage:
 
     async def step(self) -> int:
         """Read, push, mark one batch."""
-        changed = self._changes.any()
-        if self._found_nothing and not changed:
+        if not self._changes.worth_a_look():
             return 0
-        self._found_nothing = False  # if what follows fails, it is to be looked at again
         batch = await self._writer.read(lambda connection: pending_events(connection, self._size.value))
-        self._found_nothing = not batch
         if not batch:
+            self._changes.found_nothing()
             return 0
         await self._writer.call(lambda: self._events.push([event_id for _, event_id in batch]))
         self._hub.notify([FAN_OUT_ID])

@@ -161,7 +161,8 @@ class Database:
         def _configure(connection: Any, _record: object) -> None:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16384"):
                 connection.execute(f"PRAGMA {pragma}").close()
-            opened.append(_identity(path))
+            if not opened:
+                opened.append(_identity(path))
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
@@ -211,6 +212,19 @@ class Changes:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
+        self._nothing = False
+
+    def worth_a_look(self) -> bool:
+        """False when the last look found nothing and nobody has committed since. A look that fails is worth another."""
+        changed = self.any()
+        if self._nothing and not changed:
+            return False
+        self._nothing = False
+        return True
+
+    def found_nothing(self) -> None:
+        """The look found nothing, and only a commit can change that."""
+        self._nothing = True
 
     def any(self) -> bool:
         """True also where it cannot be told. Ask before the read that shows what there is: what is committed between

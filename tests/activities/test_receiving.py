@@ -25,17 +25,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def receiver() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def scene(database: Database, redis_url: str, receiver: Recorder) -> Iterator[Stages]:
-    with stages(database, redis_url, receiver, backoff=0.001) as scene:
-        yield scene
-
-
-@pytest.fixture
 def small(sqlite: Database, redis_url: str, receiver: Recorder) -> Iterator[Stages]:
     """On SQLite alone, where the database makes no difference."""
     with stages(sqlite, redis_url, receiver, backoff=0.001) as scene:

@@ -1,7 +1,7 @@
 """Receivers that misbehave in ways of their own: that is the event's failed attempt, or a hold, and stops nobody."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -38,17 +38,6 @@ def _end_the_savepoint(connection: Connection) -> None:
 def _write_beside(connection: Connection) -> None:
     with connection.engine.begin() as other:
         other.exec_driver_sql("DELETE FROM orders")
-
-
-@pytest.fixture
-def receiver() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def scene(database: Database, redis_url: str, receiver: Recorder) -> Iterator[Stages]:
-    with stages(database, redis_url, receiver, backoff=0.001) as scene:
-        yield scene
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,13 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         thread.join(60)
         assert not thread.is_alive(), "a call hangs"
     return results
+
+
+def bump(database: Database) -> None:
+    with database.write() as connection:
+        n = connection.exec_driver_sql("SELECT n FROM counter").scalar_one()
+        connection.exec_driver_sql("UPDATE counter SET n = ?", (n + 1,))
+
+
+def read_counter(database: Database) -> int:
+    return int(scalar(database, "SELECT n FROM counter"))
