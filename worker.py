@@ -176,8 +176,11 @@ class SaiseiWorker:
         async def settled(receiver: str) -> None:
             if receiver in receiver_stages:
                 await receiver_stages[receiver].start_runs()
-            if not self.hub.is_draining(receiver_id(receiver)):
-                await self.runs.wake([receiver_id(receiver)])  # what waited behind it may go on
+            if self.hub.is_draining(receiver_id(receiver)):
+                return
+            # What waited behind it may go on; a receiver that was ended meanwhile would be started again.
+            if await self.writer.read(partial(read_end, receiver=receiver)) is None:
+                await self.runs.wake([receiver_id(receiver)])
 
         async def wake_receivers(names: Sequence[str]) -> None:
             # Signalled also while it drains: a drain that is about to rest may have looked already.
