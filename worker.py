@@ -33,6 +33,7 @@ from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id, receiver_of
 from failures import FAILURES, sentence
 from pipeline import event_list
+from pipeline.ahead import Ahead
 from pipeline.event_list import EventList
 from pipeline.failure import RetryPolicy
 from pipeline.fan_out import FanOutStage
@@ -168,7 +169,9 @@ class SaiseiWorker:
         }
         self.look = Look(self.writer, self.events, self.hub, self.runs, drained, settings.lost_after, run_grace=grace)
         stages: tuple[Stage, ...] = (
-            RelayStage(self.writer, self.events, self.hub, lease=settings.lease),
+            RelayStage(
+                self.writer, self.events, self.hub, lease=settings.lease, after_rest=lambda: self._ahead.after_rest()
+            ),
             FanOutStage(self.writer, self.events, self.hub, [receiver_id(name) for name in drained]),
             *receiver_stages.values(),
         )
@@ -193,7 +196,9 @@ class SaiseiWorker:
         fulfilment = FulfilmentActivities(self.writer, payments or OwnPayments(), shipping or OwnShipping())
         redrives = RedriveActivities(self.writer, wake_receivers)
         rebuilds = RebuildActivities(self.writer)
-        drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain), self._why_ended)
+        self._ahead = Ahead(stages, self.hub, settings.idle, self.runs.wake)
+        self.hub.absent = self._ahead.begin
+        drains = DrainActivities(stages, self.hub, Limits(settings.idle, settings.drain), self._why_ended, self._ahead)
         self._workers = (
             steps_worker(
                 client,
@@ -266,6 +271,7 @@ class SaiseiWorker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
         self.stuck = not await end_workers(self._started)
+        await self._ahead.close()
         if self.stuck:
             return
         self.writer.close()
