@@ -5,6 +5,7 @@ Run it with `python worker.py`; it ends on SIGTERM or Ctrl-C, after the batch at
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -320,6 +321,9 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
     worker = SaiseiWorker(settings, client, database, redis_url, receivers=receivers)
     await worker.writer.call(worker.events.ping)
     async with worker:
+        # What is loaded by now stays. Each full collection walked through it and held all orders up for 60 ms.
+        gc.collect()
+        gc.freeze()
         logger.info("worker ready: Temporal %s, Redis %s, %s", temporal, redis_url, database.url)
         await stop.wait()
         logger.info("worker stopping")
