@@ -313,20 +313,25 @@ def _generation_document(generation: Generation) -> dict[str, Any]:
 
 async def _drop(context: Context, args: Namespace) -> int:
     with context.database.write() as connection:
-        begin_drop(connection, args.generation)
-    with context.database.read() as connection:
-        rows = count_rows(connection, args.generation)
-    removed = await in_chunks(
-        context,
-        f"dropping {args.generation}",
-        rows,
-        lambda connection, limit: drop_chunk(connection, args.generation, limit),
-    )
+        changed = begin_drop(connection, args.generation)
+    removed = await _remove(context, args.generation) if changed else 0
     if context.json:
-        context.result({"generation": args.generation, "removed": removed})
+        context.result({"generation": args.generation, "removed": removed, "changed": changed})
     else:
-        context.line(f"{args.generation} is dropped, {removed:,} rows removed")
+        context.line(f"{args.generation} is dropped" + (f", {removed:,} rows removed" if changed else " already"))
     return 0
+
+
+async def _remove(context: Context, generation: str) -> int:
+    """Its rows and then itself; how many rows."""
+    with context.database.read() as connection:
+        rows = count_rows(connection, generation)
+    return await in_chunks(
+        context,
+        f"dropping {generation}",
+        rows,
+        lambda connection, limit: drop_chunk(connection, generation, limit),
+    )
 
 
 def _running(context: Context) -> Rebuild | None:

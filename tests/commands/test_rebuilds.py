@@ -189,9 +189,13 @@ def test_a_rollback_brings_a_retired_generation_up_to_date_and_a_drop_removes_on
     assert status["generation"]["totals"]["JPY"]["orders"] == status["orders"]
     dropped = inside(cli, "generations", "drop", made["generation"], "--json").json
     # What came after it while it was the active one is in it too.
-    assert dropped == {"generation": made["generation"], "removed": status["orders"]}
+    assert dropped == {"generation": made["generation"], "removed": status["orders"], "changed": True}
     assert made["generation"] not in inside(cli, "generations", "list").stdout
-    inside(cli, "generations", "drop", made["generation"]).refused("there is no generation")
+    again = inside(cli, "generations", "drop", made["generation"])
+    assert (again.exit_code, again.lines) == (0, [f"{made['generation']} is dropped already"])
+    inside(cli, "generations", "rollback", made["generation"], "--wait").refused(
+        f"generation {made['generation']} was dropped"
+    )
 
 
 def test_an_operators_pause_refuses_new_orders_and_answers_known_ones(cli: Cli, inside: Inside) -> None:
