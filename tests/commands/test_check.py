@@ -52,7 +52,7 @@ def test_each_server_that_is_away_is_named(
 
 
 def test_all_that_is_away_is_named_in_one_sentence(nothing: Cli) -> None:
-    nothing("check").refused("the database is not set up", "no Redis server", "no Temporal server")
+    nothing("check").refused("there is no database", "no Redis server", "no Temporal server")
     nothing("check", env={"REDIS_URL": "nonsense"}).refused("REDIS_URL", code=2)
 
 
