@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
@@ -58,6 +59,26 @@ def test_without_the_database_it_is_alive_and_not_ready(tmp_path: Path, postgres
         wait_until(lambda: api.client.get("/readyz").status_code == 200, 20, "it is ready again")
         assert api.place(order(2)).status_code == 201
         assert api.client.get("/status").json()["orders"] == 2
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="there is no limit to the size of files here")
+def test_with_a_full_disk_it_is_not_ready_until_there_is_room_again(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as api:
+        assert api.place(order(1)).status_code == 201
+        assert api.client.get("/readyz").status_code == 200
+        process, log = psutil.Process(api.process.pid), api.home / "saisei.db-wal"
+        process.rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, psutil.RLIM_INFINITY))
+        problem(api.place(order(2)), 503)
+        for _ in range(3):  # as long as it lasts
+            document = problem(api.client.get("/readyz"), 503)
+            assert document["detail"] == "the database answers and takes no writes; no order can be taken"
+            assert document["checks"]["database"]["ok"] is False
+        assert api.client.get("/livez").status_code == 200
+        assert api.client.get("/status").json()["orders"] == 1
+        process.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        # No order comes to an API that is not ready, and it finds out all the same.
+        assert api.client.get("/readyz").status_code == 200
+        assert api.place(order(2)).status_code == 201
 
 
 @pytest.mark.parametrize("away", ["redis", "temporal"])
