@@ -11,14 +11,14 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from commands.chunks import in_chunks
 from commands.context import Context
-from commands.following import follow
+from commands.following import follow, progress
 from commands.parsing import Commands, command
 from commands.waiting import failure, standing
 from contracts.errors import Refused, Unreachable
@@ -198,15 +198,8 @@ async def _begun(context: Context, handle: WorkflowHandle[Any, Any]) -> Rebuild:
 
 async def _followed(context: Context, rebuild: Rebuild, handle: WorkflowHandle[Any, Any]) -> Rebuild:
     """Show the row's phase and counts until it is over."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-        TimeElapsedColumn(),
-        console=context.messages,
-        transient=True,
-        disable=context.json or not context.messages.is_terminal,
-    )
+    counts = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
+    bar = progress(context, TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn())
 
     async def why(rebuild: Rebuild) -> str | None:
         with contextlib.suppress(RPCError):
