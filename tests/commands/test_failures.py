@@ -167,7 +167,7 @@ def test_two_receivers_of_one_name_are_both_named_and_nothing_is_begun(
         env=nothing.environment({"SAISEI_API_PORT": "0"}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(

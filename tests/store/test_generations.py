@@ -224,7 +224,7 @@ def test_a_drop_that_meets_a_rollback_of_the_same_generation_is_refused(postgres
             release.wait(0.3)
 
     def drop() -> None:
-        assert fixed.wait(10)
+        assert fixed.wait(60)
         _drop(postgres, "initial")
 
     _, refused = together(slow_rollback, drop)
