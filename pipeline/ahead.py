@@ -42,6 +42,7 @@ class Ahead:
         self._wake = wake
         self._until = 0.0
         self._begun: dict[str, _Begun] = {}
+        self._relieved: set[str] = set()
         self._asleep: list[str] = []
         self._waking: asyncio.Task[None] | None = None
         self._moved: Counter[str] = Counter()
@@ -52,7 +53,9 @@ class Ahead:
 
     def begin(self, stage: str) -> None:
         """There is work for a stage that nobody drains here."""
-        if time.monotonic() >= self._until or stage in self._begun or stage not in self._stages:
+        if stage not in self._stages or stage in self._begun or stage in self._relieved:
+            return
+        if time.monotonic() >= self._until:
             return
         stop = asyncio.Event()
         self._begun[stage] = _Begun(asyncio.create_task(self._drain(self._stages[stage], stop)), stop)
@@ -62,7 +65,13 @@ class Ahead:
 
     async def relieve(self, stage: str) -> int:
         """The run's own drain takes over: how many events were moved ahead of it."""
-        await self._end(stage)
+        self._relieved.add(stage)  # word that comes meanwhile begins nothing beside the run's own drain
+        try:
+            await self._end(stage)
+        finally:
+            self._relieved.discard(stage)
+        if stage in self._asleep:
+            self._asleep.remove(stage)
         return self._moved.pop(stage, 0)
 
     async def close(self) -> None:
@@ -70,8 +79,8 @@ class Ahead:
         self._until = 0.0
         if self._waking is not None:
             self._waking.cancel()
-        for stage in list(self._begun):
-            await self._end(stage)
+        while self._begun:
+            await self._end(next(iter(self._begun)))
 
     async def _end(self, stage: str) -> None:
         begun = self._begun.get(stage)
