@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from contracts.messages import DrainInput, DrainReport
+from pipeline.ahead import Ahead
 from pipeline.hub import Hub
 from pipeline.stage import Limits, Stage, drain
 
@@ -39,9 +41,11 @@ class DrainActivities:
         hub: Hub,
         limits: Limits,
         why_ended: Callable[[str], Awaitable[str | None]],
+        ahead: Ahead,
     ) -> None:
         """`why_ended(stage)`: the sentence of a receiver that was ended, or None; asked for unknown stages only."""
         self._why_ended = why_ended
+        self._ahead = ahead
         self._stages = {stage.name: stage for stage in stages}
         self._hub = hub
         self._limits = limits
@@ -60,4 +64,6 @@ class DrainActivities:
                 raise ApplicationError(why, type="ReceiverEnded", non_retryable=True)
             # Another worker's version may know it; retried, and visible, until one does.
             raise ApplicationError(f"this worker knows no stage {message.stage}", type="UnknownStage")
-        return await drain(stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=_Pulse().beat)
+        ahead = await self._ahead.relieve(stage.name)
+        report = await drain(stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=_Pulse().beat)
+        return replace(report, events=report.events + ahead)

@@ -59,6 +59,6 @@ class FanOutStage:
 
 
 async def relay_rests(writer: Writer) -> bool:
-    """Whether nobody drains the outbox: from here on whoever adds work wakes all stages."""
+    """Whether nobody drains the outbox: from here on whoever adds work wakes the relay, which begins all stages."""
     control = await writer.read(read_control)
     return control.hot_until <= now_ms()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 
 class Hub:
@@ -12,11 +12,15 @@ class Hub:
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Event] = {}
         self._draining: Counter[str] = Counter()
+        # Told of a stage that has word and that nobody drains here.
+        self.absent: Callable[[str], None] = lambda stage: None
 
     def notify(self, stages: Iterable[str]) -> None:
         """There is work for these."""
         for stage in stages:
             self._event(stage).set()
+            if not self.is_draining(stage):
+                self.absent(stage)
 
     async def wait(self, stage: str, timeout: float) -> None:
         """Until the stage is notified, at most `timeout` seconds (work may also come from another process)."""

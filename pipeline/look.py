@@ -6,7 +6,7 @@ What it never does is act on age alone: a slow queue is not a lost one, and a dr
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,7 +56,7 @@ _PATIENCE = 15.0  # seconds for each part of a look
 class _Seen:
     """The oldest work of a stage when it was last looked at, and when to wake the stage for it again."""
 
-    item: str | int
+    item: bytes | int
     wake_at: float
     pause: float = 1.0
 
@@ -114,17 +114,16 @@ class Look:
             await self.runs.wake()
 
     async def _stalled_stages(self) -> None:
-        pending = await self.writer.read(first_pending)
-        await self._consider(RELAY_ID, pending)
+        await self._consider(RELAY_ID, lambda: self.writer.read(first_pending))
         for name in self.receivers:
-            event = await self.writer.read(partial(first_next, receiver=name))
-            await self._consider(receiver_id(name), event)
-        first = await self.writer.call(self.events.first)
-        await self._consider(FAN_OUT_ID, first.hex() if first is not None else None)
+            waiting = partial(first_next, receiver=name)
+            await self._consider(receiver_id(name), partial(self.writer.read, waiting))
+        await self._consider(FAN_OUT_ID, lambda: self.writer.call(self.events.first))
 
-    async def _consider(self, stage: str, item: str | int | None) -> None:
+    async def _consider(self, stage: str, oldest: Callable[[], Awaitable[bytes | int | None]]) -> None:
         """Wake a stage whose oldest work is the same as at the last look. A drain elsewhere would have taken it; a
         stage that cannot work (Redis is down) is woken less and less often."""
+        item = None if self.hub.is_draining(stage) else await oldest()
         if item is None or self.hub.is_draining(stage):
             self._seen.pop(stage, None)
             return
@@ -134,9 +133,9 @@ class Look:
             self._seen[stage] = _Seen(item, now)
             return
         if now >= seen.wake_at:
-            # And what comes after it: a stage at rest would be found by two looks more, each of them.
+            # What comes after the fan-out, too: at rest it would be found by two looks more, each of them.
             stages = self.runs.stages
-            await self.runs.wake(stages[stages.index(stage) :] if stage in (RELAY_ID, FAN_OUT_ID) else [stage])
+            await self.runs.wake(stages[stages.index(stage) :] if stage == FAN_OUT_ID else [stage])
             seen.wake_at = now + seen.pause
             seen.pause = min(seen.pause * 2, _LONGEST_SILENCE)
 

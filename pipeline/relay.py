@@ -5,6 +5,7 @@ in no transaction: a slow Redis holds no lock.
 """
 
 import time
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
@@ -14,7 +15,7 @@ from pipeline.hub import Hub
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from store.clock import now_ms
-from store.control import clear_lease, hold_lease
+from store.control import clear_lease, hold_lease, read_control
 from store.outbox import mark_published, pending_events
 from store.receivers import Hold
 
@@ -27,19 +28,30 @@ class RelayStage:
     hold: Hold | None = None
     waits: str | None = None
 
-    def __init__(self, writer: Writer, events: EventList, hub: Hub, *, lease: float) -> None:
-        """`lease` in seconds: how long intake trusts that this drain is alive."""
+    def __init__(
+        self,
+        writer: Writer,
+        events: EventList,
+        hub: Hub,
+        *,
+        lease: float,
+        after_rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`lease` in seconds: how long intake trusts that this drain is alive. `after_rest` is told when a drain begins
+        while nobody held it."""
         self._writer = writer
         self._events = events
         self._hub = hub
         self._lease_ms = int(lease * 1000)
+        self._after_rest = after_rest
         self._renew_at = 0
         self._size = BatchSize()
         self._changes = writer.changes()
 
     async def begin(self) -> None:
         """Take the lease before anything is read: from here on intake sends no wakes."""
-        await self._writer.write(self._hold_lease)
+        if await self._writer.write(self._begin):
+            self._after_rest()
 
     async def step(self) -> int:
         """Read, push, mark one batch."""
@@ -64,6 +76,11 @@ class RelayStage:
         if now_ms() >= self._renew_at:
             self._hold_lease(connection)
         self._size.observe(len(positions), time.monotonic() - started)
+
+    def _begin(self, connection: Connection) -> bool:
+        rested = read_control(connection).hot_until <= now_ms()
+        self._hold_lease(connection)
+        return rested
 
     def _hold_lease(self, connection: Connection) -> None:
         now = now_ms()

@@ -58,9 +58,10 @@ class Runs:
         return (names.RELAY_ID, names.FAN_OUT_ID, *(names.receiver_id(name) for name in self._receivers))
 
     async def wake(self, stages: Iterable[str] | None = None) -> None:
-        """Signal these stages (all if not said), and start the ones that are not running. Raises RPCError or
-        RuntimeError of the client when Temporal does not answer."""
-        await asyncio.gather(*(self._start_stage(stage, wake=True) for stage in stages or self.stages))
+        """Signal these stages, and start the ones that are not running. The relay alone if not said: whoever drains it
+        wakes the stages that it hands work to. Raises RPCError or RuntimeError of the client when Temporal does not
+        answer."""
+        await asyncio.gather(*(self._start_stage(stage, wake=True) for stage in stages or [names.RELAY_ID]))
 
     async def ensure(self) -> None:
         """Start the stages that are not running; the others notice nothing."""

@@ -5,7 +5,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from temporalio.exceptions import ApplicationError
@@ -15,9 +15,10 @@ from activities.draining import DrainActivities
 from contracts.events import ORDER_PLACED
 from contracts.messages import DrainInput, DrainReport
 from contracts.names import FAN_OUT_ID, RELAY_ID
+from pipeline.ahead import Ahead
 from pipeline.fan_out import FanOutStage
 from pipeline.hub import Hub
-from pipeline.stage import BatchSize, Limits, drain
+from pipeline.stage import BatchSize, Limits, Stage, drain
 from store.clock import now_ms
 from store.control import read_control
 from store.engine import Database
@@ -324,6 +325,14 @@ async def why_ended(stage: str) -> str | None:
     return "gone was ended by me: a test" if stage == "receiver/gone" else None
 
 
+async def wake(stages: Iterable[str]) -> None:
+    raise AssertionError("nobody is handed work")
+
+
+def activities_of(stage: Stage, hub: Hub, limits: Limits) -> DrainActivities:
+    return DrainActivities([stage], hub, limits, why_ended, Ahead([], hub, 1, wake))
+
+
 async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_knows_the_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,7 +340,7 @@ async def test_the_activity_beats_while_it_drains_and_waits_for_a_worker_that_kn
     hub, beats = Hub(), []
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *details: beats.append(details)
-    drains = DrainActivities([Scripted(2, 3)], hub, Limits(0.01, 5), why_ended)
+    drains = activities_of(Scripted(2, 3), hub, Limits(0.01, 5))
     assert await environment.run(drains.drain, DrainInput("scripted")) == DrainReport(5, 2, more=False)
     assert beats[:3] == [(0, 0), (2, 1), (5, 2)]
     with pytest.raises(ApplicationError, match="knows no stage receiver/new") as caught:
@@ -348,13 +357,11 @@ async def test_a_drain_that_waits_does_not_beat_at_each_of_its_many_turns(monkey
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *details: beats.append(details)
     waiting = Scripted()
-    await environment.run(DrainActivities([waiting], Hub(), Limits(0.3, 5), why_ended).drain, DrainInput("scripted"))
+    await environment.run(activities_of(waiting, Hub(), Limits(0.3, 5)).drain, DrainInput("scripted"))
     assert waiting.steps > 5
     assert beats == []
     monkeypatch.setattr("activities.draining._BEAT_EVERY", 0.1)
-    await environment.run(
-        DrainActivities([Scripted(2)], Hub(), Limits(0.3, 5), why_ended).drain, DrainInput("scripted")
-    )
+    await environment.run(activities_of(Scripted(2), Hub(), Limits(0.3, 5)).drain, DrainInput("scripted"))
     assert 1 <= len(beats) <= 3
     assert set(beats) == {(2, 1)}
 
@@ -365,7 +372,7 @@ async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> N
             raise ConnectionError("Redis does not answer")
 
     hub = Hub()
-    drains = DrainActivities([Broken()], hub, Limits(0.01, 5), why_ended)
+    drains = activities_of(Broken(), hub, Limits(0.01, 5))
     with pytest.raises(ConnectionError):
         await ActivityEnvironment().run(drains.drain, DrainInput("scripted"))
     assert not hub.is_draining("scripted")
