@@ -14,7 +14,7 @@ from contracts.errors import Conflict, NotFound
 from contracts.events import Event, payload_text
 from contracts.identifiers import order_placed_id
 from store.batch import EVENT
-from store.dialect import built_once, insert, lock_aggregates, pack, value_list
+from store.dialect import Rendered, built_once, insert, lock_aggregates, pack, value_list
 from store.schema import PENDING, PUBLISHED, outbox
 
 # What waits for the relay and what is in Redis, each as its partial index has it.
@@ -34,7 +34,7 @@ class OutboxRow:
     fanned_out_at: int | None
 
 
-_FIRST = sa.insert(outbox)
+_FIRST = Rendered(lambda _: sa.insert(outbox).inline(), "event_id", "aggregate_id", "seq", "event_type", "payload")
 _RECORDED = sa.select(*EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
 
 
@@ -75,16 +75,10 @@ def append_event(
 def append_first_events(connection: Connection, events: Sequence[tuple[str, str, str, Mapping[str, Any]]]) -> None:
     """(event id, aggregate id, type, payload) of events that are each the first of an aggregate of its own. The
     caller has locked these. The database refuses them all if one of the ids or aggregates has an event already."""
-    connection.execute(
-        _FIRST,
+    _FIRST(
+        connection,
         [
-            {
-                "event_id": event_id,
-                "aggregate_id": aggregate_id,
-                "seq": 1,
-                "event_type": event_type,
-                "payload": payload_text(payload),
-            }
+            (event_id, aggregate_id, 1, event_type, payload_text(payload))
             for event_id, aggregate_id, event_type, payload in events
         ],
     )

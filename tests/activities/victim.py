@@ -109,7 +109,7 @@ async def activity(scene: Stages, name: str) -> Any:
             with scene.database.write():  # on SQLite all of them wait for it, and then share a transaction
                 tasks = [asyncio.create_task(activity(scene, one)) for one in ("charge", "recorder", "relay")]
                 writing = scene.writer._waiting
-                await eventually(lambda: len(writing) + sum(task.done() for task in tasks) == 3, 10, "all wait")
+                await eventually(lambda: len(writing) + sum(task.done() for task in tasks) == 3, 60, "all wait")
             return await asyncio.gather(*tasks)
     raise ValueError(name)
 

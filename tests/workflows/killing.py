@@ -55,7 +55,7 @@ async def kill_workers(server: TemporalServer, scenes: Sequence[Scene]) -> None:
             input=json.dumps(victims) + "\n",
             stdout=subprocess.PIPE,
             text=True,
-            timeout=100,
+            timeout=120,
             check=True,
         ).stdout
 
@@ -70,7 +70,7 @@ async def carry_on(scenes: Sequence[Scene]) -> list[Any]:
 
     async def one(scene: Scene) -> Any:
         writer = Writer(scene.database)
-        async with few, workers(scene.client, every_activity(writer)), asyncio.timeout(60):
+        async with few, workers(scene.client, every_activity(writer)), asyncio.timeout(120):
             try:
                 return await scene.handle.result()
             finally:

@@ -241,7 +241,7 @@ async def test_a_job_that_is_cancelled_while_it_ships_says_so_and_can_be_run_aga
         runs = Runs(skipper.client, [])
         with skipper.with_time_skipping_disabled():
             handle = await runs.start_job(FulfilmentInput("job-1", 100))
-        await eventually(lambda: scene.carrier.keys, 10, "the first attempt at shipping")
+        await eventually(lambda: scene.carrier.keys, 60, "the first attempt at shipping")
         await handle.cancel()
         with pytest.raises(WorkflowFailureError):
             await handle.result()
