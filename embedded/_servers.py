@@ -25,7 +25,7 @@ from embedded.errors import EmbeddedError
 # Measured: out of the box a workflow task waits about 50 ms for its dispatch, with these polls 16
 # ms; timers are rounded up to a second unless the shift is small.
 #
-# What lists of runs show is written apart from the runs, into a table with 57 indexes. A run that is
+# What lists of runs show is written apart from the runs, into a table with 59 indexes. A run that is
 # over by then is written there once and not twice, so that these writes wait for up to 0.2 s: a short
 # run takes the server 6 commits instead of 8, and a fifth less of its processor.
 DYNAMIC_CONFIG: Mapping[str, int | str | bool] = {
