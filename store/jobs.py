@@ -10,7 +10,7 @@ from contracts.errors import Conflict, NotFound, Refused
 from contracts.events import ORDER_SHIPPED, PAYMENT_CAPTURED
 from contracts.identifiers import job_aggregate, order_shipped_id, payment_captured_id
 from contracts.names import CHARGE, SHIP
-from store.dialect import MAX_ERROR, built_once, for_update, insert, storable
+from store.dialect import MAX_ERROR, Rendered, for_update, insert, storable
 from store.outbox import append_event
 from store.schema import charges, job_steps, jobs, shipments
 
@@ -34,30 +34,36 @@ class Job:
     charges: tuple[tuple[str, int], ...]
 
 
-@built_once
 def _begin(connection: Connection) -> Any:
-    statement = insert(connection, jobs).values(state=RUNNING)
+    statement = insert(connection, jobs)
     return statement.on_conflict_do_update(
         index_elements=["job_id"],
-        set_={"state": RUNNING, "error": None, "look_at": statement.excluded.look_at},
+        set_={"state": statement.excluded.state, "error": sa.null(), "look_at": statement.excluded.look_at},
         where=jobs.c.amount == statement.excluded.amount,
     ).returning(jobs.c.job_id)
 
 
-_AMOUNT = sa.select(jobs.c.amount).where(jobs.c.job_id == sa.bindparam("job_id"))
-_JOB = sa.select(jobs.c.job_id).where(jobs.c.job_id == sa.bindparam("job_id"))
-_STEPS = sa.select(job_steps.c.step).where(job_steps.c.job_id == sa.bindparam("job_id"))
-_COMPLETE_STEP, _CHARGE, _SHIPMENT = (sa.insert(table) for table in (job_steps, charges, shipments))
-_END = (
-    sa.update(jobs)
-    .where(jobs.c.job_id == sa.bindparam("job"))
-    .values(state=sa.bindparam("state"), error=sa.bindparam("error"))
+_OF_JOB = sa.bindparam("job_id", type_=sa.Text)
+_AMOUNT = sa.select(jobs.c.amount).where(jobs.c.job_id == _OF_JOB)
+_JOB = sa.select(jobs.c.job_id).where(jobs.c.job_id == _OF_JOB)
+# What every job runs.
+_BEGIN = Rendered(_begin, "job_id", "amount", "state", "created_at", "look_at")
+_FIND = Rendered(lambda _: _JOB, "job_id")
+_LOCK = Rendered(lambda connection: for_update(connection, _JOB), "job_id")
+_STEPS = Rendered(lambda _: sa.select(job_steps.c.step).where(job_steps.c.job_id == _OF_JOB), "job_id")
+_COMPLETE_STEP = Rendered(lambda _: sa.insert(job_steps).inline(), "job_id", "step", "position", "completed_at")
+_CHARGE = Rendered(lambda _: sa.insert(charges).inline(), "job_id", "amount", "charged_at")
+_SHIPMENT = Rendered(lambda _: sa.insert(shipments).inline(), "job_id", "shipped_at")
+_END = Rendered(
+    lambda _: (
+        sa.update(jobs)
+        .where(jobs.c.job_id == _OF_JOB)
+        .values(state=sa.bindparam("to_state"), error=sa.bindparam("reason"))
+    ),
+    "to_state",
+    "reason",
+    "job_id",
 )
-
-
-@built_once
-def _locked_job(connection: Connection) -> Any:
-    return for_update(connection, _JOB)
 
 
 def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_at: int) -> None:
@@ -66,8 +72,7 @@ def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_a
     `look_at` (UTC ms): when the look first makes sure that it has a run; `now + JOB_LOOK_MS`, so that the look can
     tell a run that ended since from an older one. Raises Conflict for another amount.
     """
-    recorded = {"job_id": job_id, "amount": amount, "created_at": now, "look_at": look_at}
-    if connection.execute(_begin(connection), recorded).one_or_none() is None:
+    if _BEGIN(connection, (job_id, amount, RUNNING, now, look_at)).one_or_none() is None:
         stored = connection.execute(_AMOUNT, {"job_id": job_id}).scalar_one()
         raise Conflict(f"job {job_id} was started before with amount {stored}, not {amount}; nothing was changed")
 
@@ -77,8 +82,7 @@ def completed_steps(connection: Connection, job_id: str, *, lock: bool = True) -
 
     Raises NotFound.
     """
-    statement = _locked_job(connection) if lock else _JOB
-    if connection.execute(statement, {"job_id": job_id}).one_or_none() is None:
+    if (_LOCK if lock else _FIND)(connection, (job_id,)).one_or_none() is None:
         raise NotFound(f"there is no job {job_id}; `job run` starts one")
     # A statement of its own: one that had waited for the lock would show the steps of before its wait.
     return _steps(connection, job_id)
@@ -112,24 +116,20 @@ def complete_ship(connection: Connection, job_id: str, now: int) -> None:
 
 def write_charge(connection: Connection, job_id: str, amount: int, now: int) -> None:
     """The built-in payment side: a row of our own; a second one for the job is refused by its key."""
-    connection.execute(_CHARGE, {"job_id": job_id, "amount": amount, "charged_at": now})
+    _CHARGE(connection, (job_id, amount, now))
 
 
 def write_shipment(connection: Connection, job_id: str, now: int) -> None:
     """The built-in shipping side: a row of our own."""
-    connection.execute(_SHIPMENT, {"job_id": job_id, "shipped_at": now})
+    _SHIPMENT(connection, (job_id, now))
 
 
 def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     """The run is over: COMPLETED, or FAILED with a sentence; `job run` runs it again."""
-    connection.execute(
-        _END,
-        {
-            "job": job_id,
-            "state": COMPLETED if error is None else FAILED,
-            "error": None if error is None else storable(error, MAX_ERROR),
-        },
-    )
+    if error is None:
+        _END(connection, (COMPLETED, None, job_id))
+    else:
+        _END(connection, (FAILED, storable(error, MAX_ERROR), job_id))
 
 
 def settle_lost_job(connection: Connection, job_id: str, error: str | None, now: int) -> None:
@@ -197,11 +197,8 @@ def get_job(connection: Connection, job_id: str) -> Job:
 
 
 def _steps(connection: Connection, job_id: str) -> frozenset[str]:
-    return frozenset(connection.execute(_STEPS, {"job_id": job_id}).scalars())
+    return frozenset(_STEPS(connection, (job_id,)).scalars())
 
 
 def _complete_step(connection: Connection, job_id: str, step: str, now: int) -> None:
-    connection.execute(
-        _COMPLETE_STEP,
-        {"job_id": job_id, "step": step, "position": _STEP_POSITIONS[step], "completed_at": now},
-    )
+    _COMPLETE_STEP(connection, (job_id, step, _STEP_POSITIONS[step], now))

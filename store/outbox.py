@@ -38,14 +38,17 @@ _FIRST = Rendered(lambda _: sa.insert(outbox).inline(), "event_id", "aggregate_i
 _RECORDED = sa.select(*EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
 
 
-@built_once
 def _append(connection: Connection) -> Any:
-    given = {name: sa.bindparam(name, type_=sa.Text) for name in ("event_id", "aggregate_id", "event_type", "payload")}
-    seq = sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1
-    following = sa.select(*given.values(), seq).where(outbox.c.aggregate_id == given["aggregate_id"])
+    given = [sa.bindparam(name, type_=sa.Text) for name in _GIVEN]
+    seq = sa.func.coalesce(sa.func.max(outbox.c.seq), sa.literal_column("0")) + sa.literal_column("1")
+    following = sa.select(*given, seq).where(outbox.c.aggregate_id == sa.bindparam("of_aggregate", type_=sa.Text))
     # The id may be recorded, or on its way in another aggregate, whose lock is not ours.
-    statement = insert(connection, outbox).from_select([*given, "seq"], following)
+    statement = insert(connection, outbox).from_select([*_GIVEN, "seq"], following)
     return statement.on_conflict_do_nothing(index_elements=["event_id"]).returning(outbox.c.position, outbox.c.seq)
+
+
+_GIVEN = ("event_id", "aggregate_id", "event_type", "payload")
+_APPEND = Rendered(_append, *_GIVEN, "of_aggregate")
 
 
 def append_event(
@@ -63,10 +66,7 @@ def append_event(
     """
     body = payload_text(payload)
     lock_aggregates(connection, [aggregate_id])
-    new = connection.execute(
-        _append(connection),
-        {"event_id": event_id, "aggregate_id": aggregate_id, "event_type": event_type, "payload": body},
-    ).one_or_none()
+    new = _APPEND(connection, (event_id, aggregate_id, event_type, body, aggregate_id)).one_or_none()
     if new is None:
         return _recorded(connection, event_id, aggregate_id, event_type, body), False
     return Event(new[0], event_id, aggregate_id, new[1], event_type, body), True

@@ -3,7 +3,7 @@
 PYTHON is the interpreter of the virtual environment that the peers are in (`make bench-peers` makes it). Each system
 gets as many orders as keep it busy for some seconds, on a new database and the same Valkey; then the audit must find
 every effect once. Jobs: on DBOS and on Saisei, a worker in the same process each. DBOS keeps its own state in an
-SQLite file beside the database, with the settings that it chooses.
+SQLite file beside the database, with the settings that it chooses: synchronous=FULL, as ours, and a rollback journal.
 """
 
 import argparse
