@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import StoreBusy, TransactionLost
@@ -54,7 +55,7 @@ class Rendered:
     def _render(self, connection: Connection) -> str:
         statement, dialect = self._build(connection), connection.dialect
         if not dialect.positional:
-            dialect = type(dialect)(paramstyle="format")
+            dialect = psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
         compiled = statement.compile(dialect=dialect, column_keys=self._names if statement.is_insert else None)
         assert tuple(compiled.positiontup) == self._names, compiled.positiontup
         return str(compiled)
