@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from sqlalchemy import Connection
 
@@ -100,6 +101,7 @@ async def serve(settings: Settings, api: ApiSettings) -> None:
     server = _Server(
         uvicorn.Config(
             app,
+            http="httptools",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -143,7 +145,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        asyncio.run(serve(Settings.from_env(), ApiSettings.from_env()))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(Settings.from_env(), ApiSettings.from_env()))
     except SaiseiError as error:
         print(f"api: {error}", file=sys.stderr)
         return 2 if isinstance(error, WrongSettings) else 1

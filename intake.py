@@ -13,7 +13,7 @@ from contracts.orders import Order
 from store.clock import now_ms
 from store.dialect import is_infrastructure_error
 from store.engine import Database
-from store.orders import PlacedOrder, place_order, place_orders
+from store.orders import PlacedOrder, place_new_orders, place_order, place_orders
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,17 @@ class Intake:
         """Several in one transaction, which costs one wait for the disk; each has its own answer, or what `place`
         would raise for it. Durable when it returns. Raises StoreBusy, and what else concerns them all.
         """
-        try:
-            with self._database.write() as connection:
-                return [*place_orders(connection, orders, now_ms())]
-        except Exception as error:
-            if is_infrastructure_error(error):
-                raise
-        # One of them is refused by the database itself, and nothing of it is kept. One by one only that one fails; in
-        # the order of their ids, so that two transactions cannot wait for each other's orders.
+        if not orders:
+            return []
+        for place in (place_new_orders, place_orders):
+            try:
+                with self._database.write() as connection:
+                    return [*place(connection, orders, now_ms())]
+            except Exception as error:
+                if is_infrastructure_error(error):
+                    raise
+        # One of them is refused by the database itself, and nothing of the others is kept. One by one only that one
+        # fails; in the order of their ids, so that two transactions cannot wait for each other's orders.
         with self._database.write() as connection:
             answers = {
                 number: _kept(connection, partial(place_order, connection, orders[number], now_ms()))

@@ -10,9 +10,10 @@ keep every caller waiting for an answer that comes too late.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeVar, cast
 
 from sqlalchemy import Connection
@@ -40,11 +41,11 @@ _MOST_TOGETHER = 32  # orders of one transaction; it should last some 20 ms at m
 
 @dataclass(eq=False)
 class _Waiting:
-    """An order on its way into the database. `taken` is done when its transaction begins."""
+    """An order on its way into the database. `turn` fires unless its transaction begins in time."""
 
     order: Order
-    taken: "asyncio.Future[None]"
     answer: "asyncio.Future[PlacedOrder]"
+    turn: asyncio.TimerHandle
 
 
 class NotSetUp(StoreBusy):
@@ -75,23 +76,21 @@ class OrdersDesk:
         """The durable order. Raises Conflict, IntakePaused, StoreBusy, OutcomeUnknown."""
         self._require_prepared()
         loop = asyncio.get_running_loop()
-        mine = _Waiting(order, loop.create_future(), loop.create_future())
+        answer: asyncio.Future[PlacedOrder] = loop.create_future()
+        mine = _Waiting(order, answer, loop.call_later(self._busy, self._no_turn, answer))
         self._queue.append(mine)
         if len(self._committing) < self._database.writers:
             self._committing.add(loop.create_task(self._commit()))
         try:
-            async with asyncio.timeout(self._busy):
-                await mine.taken
-        except TimeoutError:
-            raise StoreBusy(f"no turn at the database within {self._busy:g} s") from None
+            return await answer
         finally:
+            mine.turn.cancel()
             if mine in self._queue:
                 self._queue.remove(mine)
-        try:
-            async with asyncio.timeout(self._busy + _ANSWER_WITHIN):
-                return await mine.answer
-        except TimeoutError:
-            raise OutcomeUnknown from None
+
+    def _no_turn(self, answer: "asyncio.Future[PlacedOrder]") -> None:
+        if not answer.done():
+            answer.set_exception(StoreBusy(f"no turn at the database within {self._busy:g} s"))
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """The result of `work` in one read-only snapshot. Raises StoreBusy."""
@@ -164,27 +163,24 @@ class OrdersDesk:
             self._committing.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _commit_groups(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._queue:
             group, self._queue = self._queue[:_MOST_TOGETHER], self._queue[_MOST_TOGETHER:]
-            group = [each for each in group if not each.taken.done()]  # the others gave up this very moment
+            group = [each for each in group if not each.answer.done()]  # the others gave up this very moment
             for each in group:
-                each.taken.set_result(None)
-            answers: Sequence[PlacedOrder | BaseException]
+                each.turn.cancel()
+            patience = loop.call_later(self._busy + _ANSWER_WITHIN, _tell, group, repeat(OutcomeUnknown()))
+            answers: Iterable[PlacedOrder | Exception]
             try:
-                answers = await asyncio.get_running_loop().run_in_executor(
+                answers = await loop.run_in_executor(
                     self._writers, self._intake.place_all, [each.order for each in group]
                 )
                 self._failed = False
             except Exception as error:
-                answers = [error] * len(group)
+                answers = repeat(error)
                 self._failed |= is_infrastructure_error(error) and not isinstance(error, StoreBusy)
-            for each, answer in zip(group, answers, strict=True):
-                if each.answer.done():
-                    continue  # its caller has given up
-                if isinstance(answer, BaseException):
-                    each.answer.set_exception(answer)
-                else:
-                    each.answer.set_result(answer)
+            patience.cancel()
+            _tell(group, answers)
 
     async def _keep_preparing(self) -> None:
         while not self._prepared:
@@ -198,3 +194,14 @@ class OrdersDesk:
     def _prepare(self) -> None:
         with self._database.write() as connection:
             self._set_up(connection)
+
+
+def _tell(group: Iterable[_Waiting], answers: Iterable[PlacedOrder | Exception]) -> None:
+    """Each its answer; one that has given up, or was told before, hears nothing more."""
+    for each, answer in zip(group, answers, strict=False):
+        if each.answer.done():
+            continue
+        if isinstance(answer, Exception):
+            each.answer.set_exception(answer)
+        else:
+            each.answer.set_result(answer)

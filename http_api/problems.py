@@ -6,7 +6,7 @@ for the same status apart. No answer holds a traceback, a path or an address: th
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -32,6 +32,9 @@ _ROUTING = {
 }
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 class OutcomeUnknown(Exception):
     """The database did not answer in time; what was asked for may have happened or not."""
 
@@ -42,9 +45,7 @@ class JsonAnswer(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """One form for one content, so that the same answer is the same bytes."""
-        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
-            "utf-8", "replace"
-        )
+        return _encode(content).encode("utf-8", "replace")
 
 
 class Problem(JsonAnswer):
@@ -78,83 +79,100 @@ def unavailable(detail: str, *, kind: str, title: str, after: int = _BUSY_FOR, *
     return Problem(503, detail, kind=kind, title=title, headers={"Retry-After": str(after)}, **extensions)
 
 
+def answer_to(error: Exception) -> Response | None:
+    """The answer that `error` stands for, or None: then it is a fault of ours."""
+    for kind in type(error).__mro__:
+        if kind in _ANSWERS:
+            return _ANSWERS[kind](error)
+    return None
+
+
 def register(app: FastAPI) -> None:
     """Answer whatever an endpoint of `app` raises, and whatever never reaches one, with a problem."""
 
-    @app.exception_handler(HTTPException)
-    async def _http(_request: Request, error: HTTPException) -> Response:
-        # The framework's own say no more than the status does.
-        bare = error.detail == HTTPStatus(error.status_code).phrase
-        detail = _ROUTING.get(error.status_code, error.detail) if bare else error.detail
-        return Problem(error.status_code, detail, headers=error.headers)
+    async def known(_request: Request, error: Exception) -> Response:
+        response = answer_to(error)
+        if response is None:
+            raise error
+        return response
 
-    @app.exception_handler(RequestValidationError)
-    async def _invalid_request(_request: Request, _error: RequestValidationError) -> Response:
-        return Problem(400, "the request cannot be understood")
-
-    @app.exception_handler(ClientDisconnect)
-    async def _gone(_request: Request, _error: ClientDisconnect) -> Response:
-        return Problem(400, "the request ended before its body was complete")  # nobody reads it
-
-    @app.exception_handler(InvalidInput)
-    async def _invalid(_request: Request, error: InvalidInput) -> Response:
-        return Problem(
-            422,
-            "the order cannot be taken as it is; see fields",
-            kind="invalid-order",
-            title="Invalid order",
-            fields=error.fields,
-        )
-
-    @app.exception_handler(Conflict)
-    async def _conflict(_request: Request, error: Conflict) -> Response:
-        return Problem(409, str(error), kind="conflict", title="Known with other content")
-
-    @app.exception_handler(NotFound)
-    async def _not_found(_request: Request, error: NotFound) -> Response:
-        return Problem(404, str(error), kind="not-found", title="Not found")
-
-    @app.exception_handler(IntakePaused)
-    async def _paused(_request: Request, error: IntakePaused) -> Response:
-        return unavailable(str(error), kind="intake-paused", title="Intake paused", after=_PAUSED_FOR)
-
-    @app.exception_handler(Refused)
-    async def _refused(_request: Request, error: Refused) -> Response:
-        return Problem(409, str(error), kind="refused", title="Refused")
-
-    @app.exception_handler(StoreBusy)
-    async def _busy(_request: Request, error: StoreBusy) -> Response:
-        logger.warning("%s", error)
-        return unavailable(
-            "the database is busy; nothing was written, so ask again", kind="database-busy", title="Database busy"
-        )
-
-    @app.exception_handler(Unreachable)
-    async def _unreachable(_request: Request, error: Unreachable) -> Response:
-        logger.warning("%s", error)
-        return _database_down()
-
-    @app.exception_handler(OutcomeUnknown)
-    async def _unknown(_request: Request, _error: OutcomeUnknown) -> Response:
-        return unavailable(
-            "the database did not answer in time; whether the order was taken is not known, so place it again as it is",
-            kind="outcome-unknown",
-            title="Outcome unknown",
-        )
-
-    @app.exception_handler(Exception)
-    async def _unexpected(_request: Request, error: Exception) -> Response:
+    async def unexpected(_request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, so that the server logs it with its traceback.
-        if is_infrastructure_error(error) or isinstance(error, sa.exc.TimeoutError):
+        if is_infrastructure_error(error):
             return _database_down()
         return Problem(500, "something failed here that should not; the log has the reason")
 
-    @app.exception_handler(sa.exc.SQLAlchemyError)
-    async def _database(_request: Request, error: sa.exc.SQLAlchemyError) -> Response:
-        if not (is_infrastructure_error(error) or isinstance(error, sa.exc.TimeoutError)):
-            raise error
-        logger.warning("the database failed: %s", str(error).partition("\n")[0])
-        return _database_down()
+    for kind in _ANSWERS:
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _http(error: HTTPException) -> Response:
+    # The framework's own say no more than the status does.
+    bare = error.detail == HTTPStatus(error.status_code).phrase
+    detail = _ROUTING.get(error.status_code, error.detail) if bare else error.detail
+    return Problem(error.status_code, detail, headers=error.headers)
+
+
+def _invalid_request(_error: RequestValidationError) -> Response:
+    return Problem(400, "the request cannot be understood")
+
+
+def _gone(_error: ClientDisconnect) -> Response:
+    return Problem(400, "the request ended before its body was complete")  # nobody reads it
+
+
+def _invalid(error: InvalidInput) -> Response:
+    return Problem(
+        422,
+        "the order cannot be taken as it is; see fields",
+        kind="invalid-order",
+        title="Invalid order",
+        fields=error.fields,
+    )
+
+
+def _conflict(error: Conflict) -> Response:
+    return Problem(409, str(error), kind="conflict", title="Known with other content")
+
+
+def _not_found(error: NotFound) -> Response:
+    return Problem(404, str(error), kind="not-found", title="Not found")
+
+
+def _paused(error: IntakePaused) -> Response:
+    return unavailable(str(error), kind="intake-paused", title="Intake paused", after=_PAUSED_FOR)
+
+
+def _refused(error: Refused) -> Response:
+    return Problem(409, str(error), kind="refused", title="Refused")
+
+
+def _busy(error: StoreBusy) -> Response:
+    logger.warning("%s", error)
+    return unavailable(
+        "the database is busy; nothing was written, so ask again", kind="database-busy", title="Database busy"
+    )
+
+
+def _unreachable(error: Unreachable) -> Response:
+    logger.warning("%s", error)
+    return _database_down()
+
+
+def _unknown(_error: OutcomeUnknown) -> Response:
+    return unavailable(
+        "the database did not answer in time; whether the order was taken is not known, so place it again as it is",
+        kind="outcome-unknown",
+        title="Outcome unknown",
+    )
+
+
+def _database(error: sa.exc.SQLAlchemyError) -> Response | None:
+    if not is_infrastructure_error(error):
+        return None
+    logger.warning("the database failed: %s", str(error).partition("\n")[0])
+    return _database_down()
 
 
 def _database_down() -> Response:
@@ -163,3 +181,19 @@ def _database_down() -> Response:
         kind="database-unavailable",
         title="Database unavailable",
     )
+
+
+_ANSWERS: Mapping[type, Callable[[Any], Response | None]] = {
+    HTTPException: _http,
+    RequestValidationError: _invalid_request,
+    ClientDisconnect: _gone,
+    InvalidInput: _invalid,
+    Conflict: _conflict,
+    NotFound: _not_found,
+    IntakePaused: _paused,
+    Refused: _refused,
+    StoreBusy: _busy,
+    Unreachable: _unreachable,
+    OutcomeUnknown: _unknown,
+    sa.exc.SQLAlchemyError: _database,
+}

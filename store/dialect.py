@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import StoreBusy, TransactionLost
@@ -32,11 +33,10 @@ def built_once(build: Callable[[Connection], Any]) -> Callable[[Connection], Any
 
 
 class Rendered:
-    """A statement that everyone waits for, rendered once for each of the two databases and then given to the driver as
-    text: SQLAlchemy's own way there takes several times as long as such a statement.
+    """A statement that everyone waits for, rendered once for each of the two databases. SQLite's driver gets it
+    directly: SQLAlchemy's way there and back takes several times as long as such a statement.
 
-    Called with its parameters as a tuple in the order of `names`, or with a list of such tuples. The driver takes the
-    values as they are, so they must be what it knows: texts, integers, and what `pack` makes.
+    The driver takes the parameters as they are, so they must be what it knows: texts, integers, and what `pack` makes.
     """
 
     def __init__(self, build: Callable[[Connection], Any], *names: str) -> None:
@@ -45,19 +45,62 @@ class Rendered:
         self._names = names
         self._texts: dict[str, str] = {}
 
-    def __call__(self, connection: Connection, parameters: tuple[Any, ...] | list[tuple[Any, ...]]) -> Any:
-        text = self._texts.get(connection.dialect.name)
-        if text is None:
-            text = self._texts[connection.dialect.name] = self._render(connection)
-        return connection.exec_driver_sql(text, parameters)
+    def rows(self, connection: Connection, *parameters: Any) -> Sequence[Sequence[Any]]:
+        """The rows that it finds; its parameters in the order of their names."""
+        text = self._text(connection)
+        if connection.dialect.name != "sqlite":
+            return connection.exec_driver_sql(text, parameters).all()
+        with _AsOurs(text):
+            found: list[tuple[Any, ...]] = open_driver(connection).execute(text, parameters).fetchall()
+            return found
+
+    def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Once for each of these rows of parameters."""
+        text = self._text(connection)
+        if connection.dialect.name != "sqlite":
+            connection.exec_driver_sql(text, [*rows])
+            return
+        with _AsOurs(text):
+            open_driver(connection).executemany(text, rows).close()
+
+    def _text(self, connection: Connection) -> str:
+        name = connection.dialect.name
+        if name not in self._texts:
+            self._texts[name] = self._render(connection)
+        return self._texts[name]
 
     def _render(self, connection: Connection) -> str:
         statement, dialect = self._build(connection), connection.dialect
         if not dialect.positional:
-            dialect = type(dialect)(paramstyle="format")
+            dialect = psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
         compiled = statement.compile(dialect=dialect, column_keys=self._names if statement.is_insert else None)
         assert tuple(compiled.positiontup) == self._names, compiled.positiontup
         return str(compiled)
+
+
+def open_driver(connection: Connection) -> Any:
+    """The driver's connection to SQLite. Raises TransactionLost when no transaction is open on it: after a full disk or
+    an I/O error SQLite takes the whole of it back, savepoints and all, and each statement that follows would be
+    committed by itself."""
+    driver = connection.connection.driver_connection
+    if driver is None or not driver.in_transaction:
+        raise TransactionLost
+    return driver
+
+
+class _AsOurs:
+    """What SQLite's driver raises in the block becomes what SQLAlchemy makes of it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, sqlite3.Error):
+            wrapped = DBAPIError.instance(self._text, None, error, sqlite3.Error)
+            wrapped.add_note(_OURS)
+            raise wrapped from error
 
 
 def insert(connection: Connection, table: Table) -> Any:

@@ -1,7 +1,6 @@
 """What the database holds, as JSON shows it: one document each, the same on the command line and over HTTP."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection
@@ -19,7 +18,15 @@ from store.status import ReceiverStatus, count_orders, outbox_status, receiver_s
 
 def order_document(placed: PlacedOrder) -> dict[str, Any]:
     """An order and when it was first placed: the same for its first answer and each later one."""
-    return {**asdict(placed.order), "placed_at": iso(placed.placed_at)}
+    order = placed.order
+    return {
+        "id": order.id,
+        "sku": order.sku,
+        "qty": order.qty,
+        "amount": order.amount,
+        "currency": order.currency,
+        "placed_at": iso(placed.placed_at),
+    }
 
 
 def sales_document(connection: Connection) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from contracts.errors import NotFound, StoreBusy, TransactionLost, Unreachable, WrongSettings
-from store.dialect import mark_as_ours
+from contracts.errors import NotFound, StoreBusy, Unreachable, WrongSettings
+from store.dialect import mark_as_ours, open_driver
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
@@ -207,15 +207,13 @@ class Database:
                     f"{busy_timeout:g} s; close it and try again"
                 ) from error
 
-        # After a full disk or an I/O error SQLite takes the whole transaction back, savepoints and all. With no
-        # transaction open each statement that follows would then be committed by itself.
         @event.listens_for(engine, "before_cursor_execute")
         def _execute(connection: Connection, *_: object) -> None:
-            _require_open(connection)
+            open_driver(connection)
 
         @event.listens_for(engine, "commit")
         def _commit(connection: Connection) -> None:
-            _require_open(connection)
+            open_driver(connection)
 
         return engine
 
@@ -279,12 +277,6 @@ def _identity(path: Path) -> tuple[int, int]:
     except OSError:
         return _NOWHERE
     return (found.st_dev, found.st_ino)
-
-
-def _require_open(connection: Connection) -> None:
-    driver = connection.connection.driver_connection
-    if driver is None or not driver.in_transaction:
-        raise TransactionLost
 
 
 def _plain(error: OSError) -> str:

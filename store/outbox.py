@@ -75,7 +75,7 @@ def append_event(
 def append_first_events(connection: Connection, events: Sequence[tuple[str, str, str, Mapping[str, Any]]]) -> None:
     """(event id, aggregate id, type, payload) of events that are each the first of an aggregate of its own. The
     caller has locked these. The database refuses them all if one of the ids or aggregates has an event already."""
-    _FIRST(
+    _FIRST.each(
         connection,
         [
             (event_id, aggregate_id, 1, event_type, payload_text(payload))

@@ -198,20 +198,21 @@ def test_an_acknowledged_order_is_readable_by_another_process_at_once(api: Api) 
 def at_once(api: Api, bodies: list[dict[str, object]]) -> list[int]:
     """The status of each, placed by a thread each at the same moment; all connections are open before."""
     gate = threading.Barrier(len(bodies))
-    statuses: list[int] = []
+    answers: list[httpx.Response] = []
 
     def place(body: dict[str, object]) -> None:
         with httpx.Client(base_url=api.url, timeout=60, trust_env=False) as client:
             client.get("/livez")
             gate.wait()
-            statuses.append(client.post("/orders", json=body).status_code)
+            answers.append(client.post("/orders", json=body))
 
     threads = [threading.Thread(target=place, args=[body]) for body in bodies]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sorted(statuses)
+    assert not [answer.text for answer in answers if answer.status_code >= 500]
+    return sorted(answer.status_code for answer in answers)
 
 
 def rows_of(api: Api, order_id: str) -> tuple[int, int]:

@@ -110,10 +110,13 @@ def test_what_concerns_the_whole_transaction_is_nobody_s_answer(
     def slow(*_: object) -> None:
         raise StoreBusy("the disk is slow")
 
-    monkeypatch.setattr("intake.place_orders", slow)
-    with pytest.raises(StoreBusy):
-        place_all(database, order(1))
-    assert recorded(database) == []
+    place(database, 1)
+    for step, placing in (("place_new_orders", order(2)), ("place_orders", order(1)), ("place_order", NO_ORDER)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"intake.{step}", slow)
+            with pytest.raises(StoreBusy):
+                place_all(database, placing)
+    assert recorded(database) == ["order-1"]
 
 
 ORDERS = st.builds(order, st.integers(1, 4), qty=st.sampled_from([0, 1, 2]))
