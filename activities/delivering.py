@@ -1,19 +1,21 @@
 """One event at one receiver: the attempts of a failing event, and the one attempt taken by hand."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import Connection
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from contracts.errors import NotFound, Refused
+from contracts.errors import NotFound, Refused, TransactionEnded
 from contracts.messages import DeliveryInput, DeliveryResult
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.hub import Hub
-from pipeline.lending import lent
+from pipeline.lending import attempt, lent
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
 from receivers.registry import require
@@ -33,6 +35,8 @@ from store.deliveries import (
 )
 from store.dialect import is_infrastructure_error
 from store.receivers import get_hold, last_progress, lock_receiver, note_progress, release_receiver
+
+logger = logging.getLogger(__name__)
 
 
 class DrillFailure(Exception):
@@ -75,7 +79,7 @@ class DeliveryActivities:
         `deliveries.attempts` decides, not Temporal's counter: a lost answer or a restarted run costs no attempt.
         Raises ApplicationError `ReceiverFailed` with the delay until the next attempt.
         """
-        attempt = await self._writer.write(lambda connection: self._attempt(connection, message))
+        attempt = await self._take(message, self._attempt)
         if attempt.error is not None:
             raise ApplicationError(
                 attempt.error,
@@ -94,11 +98,19 @@ class DeliveryActivities:
 
         Raises ApplicationError `ReceiverFailed`, not to be retried, or `Refused` when it is not its turn.
         """
-        attempt = await self._writer.write(lambda connection: self._by_hand(connection, message))
+        attempt = await self._take(message, self._by_hand)
         if attempt.error is not None:
             raise ApplicationError(attempt.error, type=attempt.kind, non_retryable=True)
         self._hub.notify([receiver_id(message.receiver)])
         return attempt.result
+
+    async def _take(self, message: DeliveryInput, work: Callable[..., _Attempt]) -> _Attempt:
+        """One transaction; if the receiver ends it, another one that records so."""
+        try:
+            return await self._writer.write(partial(work, message=message, ended=None))
+        except TransactionEnded as ended:
+            logger.error("%s", ended)
+            return await self._writer.write(partial(work, message=message, ended=ended))
 
     def _require(self, name: str) -> Receiver:
         try:
@@ -107,7 +119,7 @@ class DeliveryActivities:
             # Retried: a newer worker may know it.
             raise ApplicationError(str(error), type="UnknownReceiver") from error
 
-    def _attempt(self, connection: Connection, message: DeliveryInput) -> _Attempt:
+    def _attempt(self, connection: Connection, message: DeliveryInput, ended: TransactionEnded | None) -> _Attempt:
         lock_receiver(connection, message.receiver)
         delivery = load_delivery(connection, message.receiver, message.event_id)
         if delivery.status != RETRYING:
@@ -120,7 +132,7 @@ class DeliveryActivities:
             return _Attempt(
                 _result(delivery), wait, f"{self._count(delivery.attempts + 1)} is not due yet{last}", "NotDue"
             )
-        error = self._try(connection, receiver, delivery, fail=message.fail)
+        error = self._try(connection, receiver, delivery, fail=message.fail, ended=ended)
         if error is None:
             return _Attempt(DeliveryResult(DONE, delivery.attempts))
         if is_unavailable(error) and not self._others_succeed(connection, delivery):
@@ -155,7 +167,7 @@ class DeliveryActivities:
         tried_at = (delivery.next_attempt_at or 0) - int(self._retry.delay(delivery.attempts) * 1000)
         return last_progress(connection, delivery.receiver) > tried_at
 
-    def _by_hand(self, connection: Connection, message: DeliveryInput) -> _Attempt:
+    def _by_hand(self, connection: Connection, message: DeliveryInput, ended: TransactionEnded | None) -> _Attempt:
         lock_receiver(connection, message.receiver)
         delivery = load_delivery(connection, message.receiver, message.event_id)
         result = _result(delivery)
@@ -168,26 +180,37 @@ class DeliveryActivities:
         before = waits_behind(connection, receiver.name, delivery.event)
         if before is not None:
             return _Attempt(result, error=f"{message.event_id} waits behind {before}", kind=Refused.__name__)
-        error = self._try(connection, receiver, delivery, fail=message.fail)
+        error = self._try(connection, receiver, delivery, fail=message.fail, ended=ended)
         if error is not None:
             return _Attempt(result, error=describe(error))
         return _Attempt(DeliveryResult(DONE, delivery.attempts))
 
-    def _try(self, connection: Connection, receiver: Receiver, delivery: Delivery, *, fail: bool) -> Exception | None:
-        """The effect and its `done`, or the error and neither."""
-        savepoint = connection.begin_nested()
+    def _try(
+        self,
+        connection: Connection,
+        receiver: Receiver,
+        delivery: Delivery,
+        *,
+        fail: bool,
+        ended: TransactionEnded | None,
+    ) -> Exception | None:
+        """The effect and its `done`, or the error and neither. `ended`: what became of the try before."""
+        position = delivery.event.position
+        if ended is not None:
+            if (ended.receiver, ended.positions) != (receiver.name, [position]):
+                raise ended  # a neighbour in the same transaction
+            return ended
         try:
-            if fail:
-                raise DrillFailure(f"{receiver.name} was told to fail")
-            with lent(connection):
-                receiver.deliver(connection, delivery.event)
+            with attempt(connection, receiver.name, [position]):
+                if fail:
+                    raise DrillFailure(f"{receiver.name} was told to fail")
+                with lent(connection):
+                    receiver.deliver(connection, delivery.event)
+                mark_done(connection, receiver.name, [position])
         except Exception as error:
             if is_infrastructure_error(error):
                 raise
-            savepoint.rollback()
             return error
-        mark_done(connection, receiver.name, [delivery.event.position])
-        savepoint.commit()
         # It is up, and so known at once; with nothing left to probe it with, it would stay on hold for ever.
         note_progress(connection, receiver.name, now_ms())
         release_receiver(connection, receiver.name)

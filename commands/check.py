@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
 async def _check(context: Context, args: Namespace) -> int:
     troubles = {
         "database": await _trouble(lambda: asyncio.to_thread(lambda: context.database)),
-        "redis": await _trouble(lambda: asyncio.to_thread(lambda: context.events)),
+        "redis": await _trouble(lambda: asyncio.to_thread(lambda: context.events.require_pushes())),
         "temporal": await _trouble(context.client),
         "worker": await _trouble(lambda: _require_worker(context)),
     }

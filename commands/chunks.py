@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from rich.progress import Progress
 from sqlalchemy import Connection
 
 from commands.context import Context
+from commands.following import progress
 
 _TARGET = 0.015  # seconds that a transaction should take
 NARROWEST, _FIRST, _WIDEST = 200, 2_000, 20_000
@@ -25,7 +25,7 @@ async def in_chunks(context: Context, doing: str, total: int, work: Callable[[Co
             begun = time.monotonic()
             return work(connection, limit), time.monotonic() - begun
 
-    bar = Progress(console=context.messages, transient=True, disable=context.json or not context.messages.is_terminal)
+    bar = progress(context)
     done, limit = 0, _FIRST
     with bar:
         task = bar.add_task(doing, total=total)

@@ -63,7 +63,7 @@ class Context:
     @cached_property
     def database(self) -> Database:
         """The database, which answers and is set up. Raises Unreachable or NotFound (`init` makes it)."""
-        database = self.open_database()
+        database = self.open_database(make=False)
         try:
             with database.read() as connection:
                 read_control(connection)
@@ -75,9 +75,10 @@ class Context:
             raise
         return database
 
-    def open_database(self) -> Database:
-        """The database as it is, set up or not. Raises Unreachable."""
-        database = Database(self.settings.database_url, busy_timeout=self.settings.busy)
+    def open_database(self, *, make: bool = True) -> Database:
+        """The database as it is, set up or not. Raises Unreachable, and NotFound for an SQLite file that is not there,
+        unless it is to be made."""
+        database = Database(self.settings.database_url, busy_timeout=self.settings.busy, make=make)
         self._opened.append(database)
         database.ping()
         return database

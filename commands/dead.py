@@ -7,11 +7,11 @@ from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from temporalio.service import RPCError
 
 from commands.context import Context
-from commands.following import follow
+from commands.following import follow, progress
 from commands.output import short
 from commands.parsing import Commands, WrongUsage, command, whole_number
 from commands.person import who
@@ -183,15 +183,7 @@ async def _start(context: Context, redrive: Redrive) -> bool:
 
 
 async def _wait(context: Context, redrive: Redrive) -> Redrive:
-    bar = Progress(
-        TextColumn("redriving"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=context.messages,
-        transient=True,
-        disable=context.json or not context.messages.is_terminal,
-    )
+    bar = progress(context, TextColumn("redriving"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
     async def why(_redrive: Redrive) -> str:
         return "no worker has moved it on for 10 seconds; it goes on when one does, also without this command"

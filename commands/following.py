@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from rich.progress import Progress
+from rich.progress import Progress, ProgressColumn
 from sqlalchemy import Connection
 
 from commands.context import Context
@@ -13,6 +13,16 @@ from commands.context import Context
 _POLL = 0.05
 
 R = TypeVar("R")
+
+
+def progress(context: Context, *columns: str | ProgressColumn) -> Progress:
+    """A bar (rich's own columns if none are given) for a person at a terminal; it goes when the work is over."""
+    return Progress(
+        *columns,
+        console=context.messages,
+        transient=True,
+        disable=context.json or not context.messages.is_terminal,
+    )
 
 
 async def follow(

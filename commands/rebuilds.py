@@ -11,14 +11,14 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from commands.chunks import in_chunks
 from commands.context import Context
-from commands.following import follow
+from commands.following import follow, progress
 from commands.parsing import Commands, command
 from commands.waiting import failure, standing
 from contracts.errors import Refused, Unreachable
@@ -198,15 +198,8 @@ async def _begun(context: Context, handle: WorkflowHandle[Any, Any]) -> Rebuild:
 
 async def _followed(context: Context, rebuild: Rebuild, handle: WorkflowHandle[Any, Any]) -> Rebuild:
     """Show the row's phase and counts until it is over."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-        TimeElapsedColumn(),
-        console=context.messages,
-        transient=True,
-        disable=context.json or not context.messages.is_terminal,
-    )
+    counts = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
+    bar = progress(context, TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn())
 
     async def why(rebuild: Rebuild) -> str | None:
         with contextlib.suppress(RPCError):
@@ -313,20 +306,25 @@ def _generation_document(generation: Generation) -> dict[str, Any]:
 
 async def _drop(context: Context, args: Namespace) -> int:
     with context.database.write() as connection:
-        begin_drop(connection, args.generation)
-    with context.database.read() as connection:
-        rows = count_rows(connection, args.generation)
-    removed = await in_chunks(
-        context,
-        f"dropping {args.generation}",
-        rows,
-        lambda connection, limit: drop_chunk(connection, args.generation, limit),
-    )
+        changed = begin_drop(connection, args.generation)
+    removed = await _remove(context, args.generation) if changed else 0
     if context.json:
-        context.result({"generation": args.generation, "removed": removed})
+        context.result({"generation": args.generation, "removed": removed, "changed": changed})
     else:
-        context.line(f"{args.generation} is dropped, {removed:,} rows removed")
+        context.line(f"{args.generation} is dropped" + (f", {removed:,} rows removed" if changed else " already"))
     return 0
+
+
+async def _remove(context: Context, generation: str) -> int:
+    """Its rows and then itself; how many rows."""
+    with context.database.read() as connection:
+        rows = count_rows(connection, generation)
+    return await in_chunks(
+        context,
+        f"dropping {generation}",
+        rows,
+        lambda connection, limit: drop_chunk(connection, generation, limit),
+    )
 
 
 def _running(context: Context) -> Rebuild | None:

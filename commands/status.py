@@ -3,11 +3,12 @@
 from argparse import Namespace
 from typing import Any
 
+from redis import RedisError
 from temporalio.service import RPCError
 
 from commands.context import Context
 from commands.parsing import Commands
-from contracts.errors import Unreachable
+from contracts.errors import Refused, Unreachable
 from receivers.registry import by_name
 from runs.presence import worker_answers
 from store.documents import status_document
@@ -32,9 +33,11 @@ async def _status(context: Context, args: Namespace) -> int:
 
 def _redis(context: Context) -> str:
     try:
-        context.events  # noqa: B018  # it asks the server when it is opened
-    except Unreachable as error:
+        context.events.require_pushes()
+    except (Unreachable, RedisError) as error:
         return f"unknown: {error}"
+    except Refused as error:
+        return str(error)
     return "answers"
 
 

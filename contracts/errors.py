@@ -9,12 +9,13 @@ SaiseiError
 │   └── IntakePaused
 ├── StoreBusy             our own database could not be locked in time; never an event's fault
 ├── TransactionLost       our own database took a transaction back by itself; never an event's fault
+│   └── TransactionEnded  a receiver ended the transaction that it was given
 └── Unreachable           a server that is configured does not answer
 
 The class names double as `type` of the Temporal `ApplicationError`s that carry them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class SaiseiError(Exception):
@@ -66,8 +67,21 @@ class StoreBusy(SaiseiError):
 class TransactionLost(SaiseiError):
     """Our own database took the transaction back by itself (disk full, I/O error); nothing of it is kept."""
 
-    def __init__(self) -> None:
-        super().__init__("the database took the transaction back by itself; see whether its disk is full")
+    def __init__(self, why: str = "the database took the transaction back by itself; see whether its disk is full"):
+        super().__init__(why)
+
+
+class TransactionEnded(TransactionLost):
+    """`receiver` ended the transaction while it had it for the events at `positions`: by the driver's own connection,
+    since it has no other way. Whoever else had a part in the transaction has lost it too."""
+
+    def __init__(self, receiver: str, positions: Sequence[int]) -> None:
+        self.receiver = receiver
+        self.positions = list(positions)
+        super().__init__(
+            f"receiver {receiver} ended the transaction that it was given, through the driver's own connection; "
+            "it must leave that to Saisei"
+        )
 
 
 class Unreachable(SaiseiError):

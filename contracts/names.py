@@ -13,6 +13,7 @@ PROCEED_SIGNAL = "proceed"
 OUTBOX_LIST = "outbox.events"
 PROCESSED_HASH = "processed"
 PROCESSED_PREVIOUS = "processed.previous"
+NO_LIST = "outbox.nothing"  # there never is one: a push onto it asks the server whether it takes pushes
 
 REDRIVE_RUNNING, REDRIVE_COMPLETED, REDRIVE_CANCELLED = "RUNNING", "COMPLETED", "CANCELLED"
 

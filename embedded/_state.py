@@ -19,6 +19,7 @@ from embedded._process import belongs_to
 from embedded.errors import AlreadyRunning, EmbeddedError
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
+_MOMENT = 2.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def live_note(home: Path) -> Note | None:
     return note if _is_held(home) else None
 
 
-def hold_lock(home: Path, patience: float = 20.0) -> int:
+def hold_lock(home: Path, patience: float = 40.0) -> int:
     """Take the guard's lock of this home and return its descriptor, which holds it until the
     process ends.
 
@@ -181,10 +182,11 @@ def hold_lock(home: Path, patience: float = 20.0) -> int:
         except BlockingIOError:
             waited = time.monotonic() - began
             note = read_note(home)
-            stopping = note is not None and note.state == STOPPING
-            # Half a second also for a live one: `find` looks at the lock by taking it for an
-            # instant.
-            if waited > (patience if stopping else 0.5):
+            # One that stops notes so, and forgets its note before it lets go.
+            live = note is not None and note.state != STOPPING
+            # A moment also for a live one: `find` looks at the lock by taking it for an instant, and
+            # a guard whose parent has just gone may not have noted that yet.
+            if waited > (_MOMENT if live else patience):
                 os.close(lock)
                 raise AlreadyRunning(
                     f"A stack is running already on {home}; use it, or stop it with `make down`."

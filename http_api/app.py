@@ -119,7 +119,7 @@ def build_app(desk: OrdersDesk, intake: Intake, readiness: Readiness, lifespan: 
         document = {name: check.document() for name, check in checks.items()}
         if not app.state.stopping and checks["database"].ok:
             return JsonAnswer({"ready": True, "checks": document})
-        reason = "the API is stopping" if app.state.stopping else "the database does not answer"
+        reason = "the API is stopping" if app.state.stopping else f"the database {checks['database'].detail}"
         return unavailable(reason, kind="not-ready", title="Not ready", ready=False, checks=document)
 
     def schema() -> dict[str, Any]:

@@ -17,10 +17,12 @@ from typing import TypeVar, cast
 
 from sqlalchemy import Connection
 
-from contracts.errors import StoreBusy
+from contracts.errors import Refused, StoreBusy
 from contracts.orders import Order
 from http_api.problems import OutcomeUnknown
 from intake import Intake
+from store.control import rewrite_control
+from store.dialect import is_infrastructure_error
 from store.engine import Database
 from store.orders import PlacedOrder
 
@@ -65,6 +67,7 @@ class OrdersDesk:
         self._committing: set[asyncio.Task[None]] = set()
         # As many as there are threads, so that whoever has a turn starts at once and the wait can be bounded.
         self._reads = asyncio.Semaphore(_READERS)
+        self._failed = False  # the last transaction of orders, by the database's own fault
         self._prepared = False
         self._preparing: asyncio.Task[None] | None = None
 
@@ -118,6 +121,21 @@ class OrdersDesk:
         except TimeoutError:
             raise StoreBusy(f"no answer to a read within {self._busy + _ANSWER_WITHIN:g} s") from None
 
+    async def require_writes(self) -> None:
+        """Raises Refused while the database takes no writes, as on a full disk: it is asked by a write that changes
+        nothing, and only after an order could not be written. Who is told so sends no order that would show it."""
+        if not self._failed:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writers, self._write_nothing)
+        except Exception as error:
+            raise Refused(f"the database takes no writes: {str(error).partition(chr(10))[0]}") from error
+        self._failed = False
+
+    def _write_nothing(self) -> None:
+        with self._database.write() as connection:
+            rewrite_control(connection)
+
     async def __aenter__(self) -> "OrdersDesk":
         self._preparing = asyncio.create_task(self._keep_preparing())
         # A moment, so that who is told "ready" finds it so; a database that is down does not hold the start up.
@@ -156,8 +174,10 @@ class OrdersDesk:
                 answers = await asyncio.get_running_loop().run_in_executor(
                     self._writers, self._intake.place_all, [each.order for each in group]
                 )
+                self._failed = False
             except Exception as error:
                 answers = [error] * len(group)
+                self._failed |= is_infrastructure_error(error) and not isinstance(error, StoreBusy)
             for each, answer in zip(group, answers, strict=True):
                 if each.answer.done():
                     continue  # its caller has given up

@@ -1,5 +1,9 @@
 """What `/readyz` tells of each server. Only the database decides: with Redis or Temporal down orders are taken all the
-same, and turning callers away then would make of a delay a loss. Both are reported for whoever watches."""
+same, and turning callers away then would make of a delay a loss. Both are reported for whoever watches.
+
+A server that answers and takes no writes is of no use to an order. Nothing is written to find that out, as long as
+all is well: the database is asked what the last order came to, Redis whether it would take a push.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from contracts.errors import Refused
 from http_api.orders_desk import OrdersDesk
 from http_api.waking import Waker
 from pipeline import event_list
@@ -14,6 +19,7 @@ from pipeline.event_list import EventList
 from store.control import read_control
 
 _PATIENCE = 2.0  # seconds for each answer
+_SILENT, _REFUSES = "does not answer", "answers and takes no writes"
 _MEANWHILE = "orders are taken all the same and flow once it is back"
 
 
@@ -37,19 +43,24 @@ class _Probe:
         self._ask = ask
         self._asking: asyncio.Task[None] | None = None
 
-    async def answers(self) -> bool:
+    async def check(self, meanwhile: str) -> Check:
+        """What it found; `meanwhile`: what follows from it when it is not well."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._quietly())
         done, _ = await asyncio.wait([self._asking], timeout=_PATIENCE)
-        return bool(done) and not self._asking.cancelled() and self._answered
+        trouble = self._trouble if done and not self._asking.cancelled() else _SILENT
+        return Check(True, "answers") if trouble is None else Check(False, f"{trouble}; {meanwhile}")
 
     async def _quietly(self) -> None:
-        self._answered = False
+        self._trouble: str | None = _SILENT
         try:
             await self._ask()
+        except Refused:
+            self._trouble = _REFUSES
         except Exception:
             return
-        self._answered = True
+        else:
+            self._trouble = None
 
 
 class Readiness:
@@ -67,16 +78,15 @@ class Readiness:
     async def checks(self) -> dict[str, Check]:
         """Each server by name, all asked at once and within about two seconds."""
         database, redis, temporal = await asyncio.gather(
-            self._database.answers(), self._redis.answers(), self._temporal.answers()
+            self._database.check("no order can be taken"),
+            self._redis.check(_MEANWHILE),
+            self._temporal.check(_MEANWHILE),
         )
-        return {
-            "database": Check(database, "answers" if database else "does not answer; no order can be taken"),
-            "redis": Check(redis, "answers" if redis else f"does not answer; {_MEANWHILE}"),
-            "temporal": Check(temporal, "answers" if temporal else f"does not answer; {_MEANWHILE}"),
-        }
+        return {"database": database, "redis": redis, "temporal": temporal}
 
     async def _ask_database(self) -> None:
         await self._desk.read(read_control)
+        await self._desk.require_writes()
 
     async def _ask_redis(self) -> None:
         await asyncio.to_thread(self._ping_redis)
@@ -88,6 +98,7 @@ class Readiness:
         events = EventList(event_list.connect(url))
         try:
             events.ping()
+            events.require_pushes()
         finally:
             events.close()
 

@@ -31,7 +31,7 @@ from store.schema import PUBLISHED
 from store.status import count_orders, effect_counts
 from worker import SaiseiWorker
 
-_PATIENCE = 30.0  # seconds for one step, on a machine that is busy with something else
+_PATIENCE = 60.0  # seconds for one step, on a machine that is busy with something else
 _JOB_GRACE_MS = 60_000  # the look leaves the job alone for as long as a run of this walk-through may take
 
 

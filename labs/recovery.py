@@ -53,7 +53,7 @@ _DUPLICATES = 3
 _ATTEMPTS = 5
 # Short waits, so that the whole is over soon; the number of attempts is the usual one.
 _WAITS = {"attempts": _ATTEMPTS, "backoff": 0.05, "idle": 0.2}
-_PATIENCE = 30.0  # seconds for one step, and a little for each order
+_PATIENCE = 60.0  # seconds for one step, and a little for each order
 _EVERY = 0.02
 _LOOK_AFTER_MS = 10_000
 _STARTER = Path(__file__).resolve().parent.parent / "starter.py"

@@ -2,6 +2,7 @@
 
 An entry is an event id and nothing else. Keys: the list `outbox.events`; the hash `processed` (event id -> when it was
 fanned out) and `processed.previous`, which keep the newest ids for people to look at. Nothing decides by the hash.
+A server may answer and refuse every push: out of memory, a replica, a disk that fails. `require_pushes` asks for that.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from contracts.errors import Unreachable, WrongSettings
-from contracts.names import OUTBOX_LIST, PROCESSED_HASH, PROCESSED_PREVIOUS
+from contracts.errors import Refused, Unreachable, WrongSettings
+from contracts.names import NO_LIST, OUTBOX_LIST, PROCESSED_HASH, PROCESSED_PREVIOUS
 
 # After this many ids `processed` becomes `processed.previous`, so the two hold at most twice as many.
 PROCESSED_BOUND = 1_000_000
@@ -77,11 +78,25 @@ class EventList:
         try:
             self._client.ping()
         except redis.RedisError as error:
-            where = self._client.connection_pool.connection_kwargs
             raise Unreachable(
-                f"Redis at {where.get('host', where.get('path'))}:{where.get('port', '')} does not answer ({error}); "
+                f"Redis at {self._where()} does not answer ({error}); "
                 "start it, or correct or unset REDIS_URL (`make up` starts one then)"
             ) from None
+
+    def require_pushes(self) -> None:
+        """Raises Refused, in one sentence, when the server takes no pushes. Nothing is written: it judges a push onto a
+        list that there never is."""
+        try:
+            self._client.rpushx(NO_LIST, "")
+        except redis.ResponseError as error:
+            raise Refused(
+                f"Redis at {self._where()} refuses pushes ({str(error).partition('. ')[0].rstrip('.')}); "
+                "events wait in the database until it takes them"
+            ) from None
+
+    def _where(self) -> str:
+        where = self._client.connection_pool.connection_kwargs
+        return f"{where.get('host', where.get('path'))}:{where.get('port', '')}"
 
     def push(self, event_ids: Sequence[str]) -> None:
         """Append these, in order. When it raises, they may be in the list all the same."""

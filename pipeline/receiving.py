@@ -14,11 +14,12 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from contracts.errors import TransactionEnded
 from contracts.events import Event
 from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.fan_out import relay_rests
-from pipeline.lending import lent
+from pipeline.lending import attempt, lent
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
@@ -93,6 +94,7 @@ class ReceiverStage:
         self._noted_at = 0
         self._probed = 0
         self._changes = writer.changes()
+        self._alone_until = 0  # position up to which events are taken one by one; 0: in batches
         self._accused: list[Event] = []  # met the receiver as unavailable when it was put on hold
         self.hold: Hold | None = None
         self.waits: str | None = None
@@ -105,13 +107,27 @@ class ReceiverStage:
         """Take one batch; how many events left `pending`."""
         if not self._changes.worth_a_look():
             return 0
-        taking = await self._writer.write(self._take)
+        taking = await self._taken()
         self.hold = taking.hold
         moved = taking.taken + taking.failed
         if not moved and taking.hold is None:  # one on hold is probed, whatever is written
             self._changes.found_nothing()
         await self._start(taking.runs)
         return moved
+
+    async def _taken(self) -> _Taking:
+        """What one transaction came to. Where the receiver ends it, the events of that batch are given to it one by
+        one: what it ends for one alone is that event's failure."""
+        try:
+            return await self._writer.write(self._take)
+        except TransactionEnded as ended:
+            if ended.receiver != self._receiver.name:
+                raise  # a neighbour in the same transaction
+            logger.error("%s", ended)
+            if len(ended.positions) > 1:
+                self._alone_until = ended.positions[-1]
+                return await self._taken()
+            return await self._writer.write(partial(self._answer_for, ended=ended))
 
     async def may_rest(self, idle: float) -> bool:
         """Once the relay rests and nothing is on its way here, or has been for so long that it may take longer."""
@@ -163,11 +179,22 @@ class ReceiverStage:
 
     def _next(self, connection: Connection, *, probing: bool) -> EventBatch:
         if not probing:
-            return next_batch(connection, self._receiver.name, self._size.value)
+            events = next_batch(connection, self._receiver.name, 1 if self._alone_until else self._size.value)
+            if not events or events.positions[0] >= self._alone_until:
+                self._alone_until = 0
+            return events
         # One at a time, and another aggregate each time: behind one bad event the receiver may be well.
         probe = next_probe(connection, self._receiver.name, self._probed)
         self._probed = probe.positions[0] if probe else 0
         return probe
+
+    def _answer_for(self, connection: Connection, ended: TransactionEnded) -> _Taking:
+        taking = _Taking(time.monotonic(), hold=lock_receiver(connection, self._receiver.name))
+        (event,) = EventBatch(connection, [(ended.positions[0], "")])
+        if load_delivery(connection, self._receiver.name, event.event_id).status == PENDING:
+            self._fail(connection, event, ended, taking)
+            taking.runs = self._claim(connection)
+        return taking
 
     def _try_accused(self, connection: Connection, taking: _Taking) -> None:
         """The receiver is back: those that met it as down are tried now, right beside one that it took. What it is
@@ -205,14 +232,14 @@ class ReceiverStage:
         if bad and len(events) > 1:
             self._take_halves(connection, events, taking)
             return
-        savepoint = connection.begin_nested()
         try:
-            with lent(connection):
-                self._receiver.deliver_batch(connection, events)
+            with attempt(connection, self._receiver.name, events.positions):
+                with lent(connection):
+                    self._receiver.deliver_batch(connection, events)
+                mark_done(connection, self._receiver.name, events.positions)
         except Exception as error:
             if is_infrastructure_error(error):
                 raise
-            savepoint.rollback()
             if len(events) > 1:
                 self._take_halves(connection, events, taking)
             elif is_unavailable(error):
@@ -221,8 +248,6 @@ class ReceiverStage:
                 self._absolve_receiver(connection, taking)
                 self._fail(connection, events[0], error, taking)
         else:
-            mark_done(connection, self._receiver.name, events.positions)
-            savepoint.commit()
             taking.taken += len(events)
             self._absolve_receiver(connection, taking)
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 
+from contracts.errors import TransactionLost
 from store.engine import Changes, Database
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class _Piece(Generic[T]):
         try:
             self._result = self._work(connection)
         except Exception as error:
-            if savepoint is None:
+            if savepoint is None or isinstance(error, TransactionLost):
                 raise
             savepoint.rollback()
             self._error = error

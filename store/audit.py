@@ -28,6 +28,7 @@ from store.audit_findings import (
     name_of,
     not_taken,
     other_amounts,
+    other_orders,
     periods,
     read_fingerprint,
     read_sums,
@@ -155,6 +156,11 @@ class _Auditor:
                     f"effects of {receiver} with another amount than their event",
                     other_amounts(self._connection, _EFFECTS[receiver]),
                 )
+            # Texts have no sums, so these are compared one by one. A mail's subject is not: it is words around the
+            # order's id, and those of an old mail may be another release's.
+            self._break_if(
+                "I3", f"effects of {receiver} of another order than their event", other_orders(_EFFECTS[receiver])
+            )
 
     def _read_effects(self, receiver: str) -> tuple[Fingerprint, ByCurrency | None]:
         effect = _EFFECTS[receiver]

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from contracts.events import ORDER_PLACED
+from contracts.identifiers import order_placed_id
 from store.deliveries import DEAD, PENDING, RETRYING, WAIVED
 from store.dialect import by_index, json_integer, json_text
 from store.schema import deliveries, ended_subscriptions, outbox, sales_totals, subscriptions
@@ -324,6 +325,15 @@ def other_amounts(connection: Connection, table: sa.Table) -> sa.Select[Any]:
                 table.c.currency != json_text(connection, outbox.c.payload, "currency"),
             ),
         )
+    )
+
+
+def other_orders(table: sa.Table) -> sa.Select[Any]:
+    """Event ids of the rows of `table` that name another order than their `order-placed` event is of."""
+    return (
+        sa.select(outbox.c.event_id)
+        .join_from(table, outbox, outbox.c.position == table.c.position)
+        .where(outbox.c.event_type == ORDER_PLACED, outbox.c.event_id != table.c.order_id + order_placed_id(""))
     )
 
 

@@ -19,11 +19,12 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from contracts.errors import StoreBusy, TransactionLost, Unreachable, WrongSettings
+from contracts.errors import NotFound, StoreBusy, TransactionLost, Unreachable, WrongSettings
 from store.dialect import mark_as_ours
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
+_NOWHERE = (0, 0)
 
 
 def sqlite_url(path: Path) -> sa.URL:
@@ -34,11 +35,11 @@ def sqlite_url(path: Path) -> sa.URL:
 class Database:
     """An engine with its locking. Threads and processes may share the database; each makes its own Database."""
 
-    def __init__(self, url: str | sa.URL, *, busy_timeout: float = 5.0, pool_size: int = 40) -> None:
-        """`busy_timeout` in seconds.
+    def __init__(self, url: str | sa.URL, *, busy_timeout: float = 5.0, pool_size: int = 40, make: bool = True) -> None:
+        """`busy_timeout` in seconds. `make`: an SQLite file that is not there is made, with its folder.
 
         Raises WrongSettings for a URL that is neither SQLite nor PostgreSQL, Unreachable when the folder of an
-        SQLite file cannot be made.
+        SQLite file cannot be made, NotFound when its file is not there and is not to be made.
         """
         try:
             parsed = sa.make_url(url)
@@ -46,10 +47,11 @@ class Database:
             raise WrongSettings({"DATABASE_URL": "is not a database URL"}) from None
         self.url = parsed
         self._lock: FairLock | None = None
+        self._writer: Connection | None = None  # SQLite's, between two write transactions; the lock's holder takes it
         self._changes: list[Changes] = []
         self._asked = threading.local()  # `write` is set while this thread opens a transaction by `write`
         if parsed.get_backend_name() == "sqlite":
-            self.engine = self._open_sqlite(parsed, busy_timeout, pool_size)
+            self.engine = self._open_sqlite(parsed, busy_timeout, pool_size, make=make)
         elif parsed.get_backend_name() == "postgresql":
             self.engine = self._open_postgresql(parsed, pool_size)
         else:
@@ -83,9 +85,16 @@ class Database:
                 yield connection
         else:
             with self._lock.held():
-                self._asked.write = True
-                with self.engine.begin() as connection:
-                    yield connection
+                # Kept, as there is one writer: taking it from the pool and giving it back cost as much as an insert.
+                connection, self._writer = self._writer or self.engine.connect(), None
+                try:
+                    self._asked.write = True
+                    with connection.begin():
+                        yield connection
+                except BaseException:
+                    connection.close()  # whatever is wrong with it, the next one starts afresh
+                    raise
+                self._writer = connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -112,6 +121,9 @@ class Database:
 
     def close(self) -> None:
         """Give all connections and lock files back."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         self.engine.dispose()
         for watch in self._changes:
             watch.close()
@@ -131,10 +143,15 @@ class Database:
         except ImportError as error:
             raise WrongSettings({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
 
-    def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int) -> Engine:
+    def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int, *, make: bool) -> Engine:
         if not url.database or url.database == ":memory:":
             raise WrongSettings({"DATABASE_URL": "an SQLite database must be a file"})
         path = Path(url.database)
+        if not make and _identity(path) == _NOWHERE:
+            # A mistyped path would become an empty database, in which all is well.
+            raise NotFound(
+                f"there is no database {path}; `starter.py init` makes one, or correct DATABASE_URL or SAISEI_HOME"
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = FairLock(str(path), busy_timeout)
@@ -260,7 +277,7 @@ def _identity(path: Path) -> tuple[int, int]:
     try:
         found = os.stat(path)
     except OSError:
-        return (0, 0)
+        return _NOWHERE
     return (found.st_dev, found.st_ino)
 
 

@@ -44,6 +44,8 @@ def state_of(connection: Connection, generation: str) -> str:
     state: str | None = connection.execute(
         sa.select(generations.c.state).where(generations.c.generation == generation)
     ).scalar_one_or_none()
+    if state is None and _was_dropped(connection, generation):
+        raise NotFound(f"generation {generation} was dropped; `generations list` names those that there are")
     if state is None:
         raise NotFound(f"there is no generation {generation}; `generations list` names them")
     return state
@@ -91,13 +93,24 @@ def count_rows(connection: Connection, generation: str) -> int:
     ).scalar_one()
 
 
-def begin_drop(connection: Connection, generation: str) -> None:
-    """Nothing may come back to it from here on. Raises NotFound, or Refused unless it is retired or failed."""
+def begin_drop(connection: Connection, generation: str) -> bool:
+    """Nothing may come back to it from here on; False when it is dropped already. Raises NotFound for one that there
+    never was, Refused unless it is retired or failed."""
     # By what the move finds, not by what was read before: a rollback may take the generation in between.
     if not move(connection, generation, RETIRED, FAILED) and not move(connection, generation, FAILED, FAILED):
+        if _was_dropped(connection, generation):
+            return False
         state = state_of(connection, generation)
         raise Refused(f"generation {generation} is {state}; only RETIRED and FAILED ones can be dropped")
     connection.execute(sa.delete(sales_totals).where(sales_totals.c.generation == generation))
+    return True
+
+
+def _was_dropped(connection: Connection, generation: str) -> bool:
+    """Whether it was there once and is gone: the rebuilds that made it or went on from it stay on record."""
+    there = sa.exists().where(generations.c.generation == generation)
+    known = sa.exists().where(sa.or_(rebuilds.c.generation == generation, rebuilds.c.base_generation == generation))
+    return bool(connection.execute(sa.select(sa.and_(known, ~there))).scalar_one())
 
 
 def drop_chunk(connection: Connection, generation: str, limit: int) -> int:

@@ -138,7 +138,8 @@ def _name(into: list[str], names: Iterable[str]) -> None:
 
 def check_sums(connection: Connection, rebuild_id: str, generation: str, found: Reconciliation) -> dict[str, list[int]]:
     """Counts and sums by currency of the expected set, the generation's rows and its totals; differences go to
-    `found.totals_off`. Returns currency -> [orders, amount] of the expected set."""
+    `found.totals_off`, and rows of no event, which no range has, to `found.unexpected`. Call it after the last range.
+    Returns currency -> [orders, amount] of the expected set."""
     totals = {
         row[0]: [row[1], row[2]]
         for row in connection.execute(
@@ -157,7 +158,19 @@ def check_sums(connection: Connection, rebuild_id: str, generation: str, found: 
                 f"{currency} expected {sides[0][0]} orders, {sides[0][1]}; rows hold {sides[1][0]}, {sides[1][1]}; "
                 f"totals say {sides[2][0]}, {sides[2][1]}"
             )
+    if sum(count for count, _ in applied.values()) != found.count:
+        # The ranges go by the events, so a row at a position where there is none is in no range.
+        _name(found.unexpected, _rows_of_no_event(connection, generation))
     return expected
+
+
+def _rows_of_no_event(connection: Connection, generation: str) -> list[str]:
+    position = sales_applied.c.position
+    event = sa.exists().select_from(outbox).where(outbox.c.position == position)
+    found = connection.execute(
+        sa.select(position).where(sales_applied.c.generation == generation, ~event).order_by(position).limit(_NAMED + 1)
+    )
+    return [f"position {each}, where there is no event" for each in found.scalars()]
 
 
 def _sums(

@@ -30,7 +30,7 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tempor
         dynamic_config={"frontend.WorkflowTimeSkippingEnabled": True},
     )
     server.start()
-    server.wait_ready(30)
+    server.wait_ready(60)
     yield server
     server.kill()
 
@@ -44,7 +44,7 @@ def short_history_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
         dynamic_config={"limit.historyCount.suggestContinueAsNew": 40},
     )
     server.start()
-    server.wait_ready(30)
+    server.wait_ready(60)
     yield server
     server.kill()
 
@@ -53,7 +53,7 @@ def short_history_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
     server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
     server.start()
-    server.wait_ready(10)
+    server.wait_ready(60)
     yield server
     server.kill()
 

@@ -48,7 +48,7 @@ def compose(*words: str) -> subprocess.CompletedProcess[str]:
         [*compose_program(), "-f", str(ROOT / "compose.yaml"), "config", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -67,7 +67,7 @@ def test_compose_would_refuse_a_wrong_file(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     text = (ROOT / "compose.yaml").read_text().replace("service_healthy", "service_helthy", 1)
     wrong.write_text(text)
-    result = subprocess.run([*compose_program(), "-f", str(wrong), "config", "-q"], capture_output=True, timeout=60)
+    result = subprocess.run([*compose_program(), "-f", str(wrong), "config", "-q"], capture_output=True, timeout=120)
     assert result.returncode != 0
 
 
@@ -128,12 +128,12 @@ def test_the_health_check_of_the_api_fails_without_an_answer_and_when_it_is_not_
     def healthy(url: str) -> bool:
         asked = program.replace("http://127.0.0.1:8080", url)
         assert asked != program
-        return subprocess.run([sys.executable, "-c", asked], capture_output=True, timeout=30).returncode == 0
+        return subprocess.run([sys.executable, "-c", asked], capture_output=True, timeout=120).returncode == 0
 
-    with running(tmp_path / "home", SAISEI_API_DRAIN="20") as api:
+    with running(tmp_path / "home", SAISEI_API_DRAIN="120") as api:
         assert healthy(api.url)
         api.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not healthy(api.url), 10, "it is not ready any more")
+        wait_until(lambda: not healthy(api.url), 60, "it is not ready any more")
         assert api.stop() == 0
     assert not healthy(api.url)
 

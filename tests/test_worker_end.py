@@ -37,6 +37,6 @@ worker.end(0)
 
 def test_a_worker_that_does_not_end_is_left_behind_and_keeps_no_event_loop() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout.split()) == (0, ["left", "ended"]), done.stderr

@@ -1,4 +1,8 @@
-"""Waiting in tests: never for a fixed time, always for something, and it says for what."""
+"""Waiting in tests: never for a fixed time, always for something, and it says for what.
+
+A bound that only guards against waiting for ever is a minute: it costs nothing where all is well, and a machine that is
+busy with other things breaks a shorter one by chance. How quick something is, the benchmarks measure.
+"""
 
 import asyncio
 import inspect

@@ -244,11 +244,11 @@ async def test_a_locked_database_counts_against_nobody(
         def hold() -> None:
             with Database(sqlite_url).write():
                 gate.set()
-                go_on.wait(10)
+                go_on.wait(60)
 
         holder = threading.Thread(target=hold)
         holder.start()
-        gate.wait(10)
+        gate.wait(60)
         with pytest.raises(StoreBusy):
             await scene.drain()
         go_on.set()

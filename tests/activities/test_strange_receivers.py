@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -77,6 +78,63 @@ async def test_a_receiver_that_writes_beside_its_connection_waits_for_nobody(
         assert "through the connection that it is given" in scene.scalar(
             "SELECT last_error FROM deliveries WHERE status = 'retrying'"
         )
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def _roll_back(connection: Connection) -> None:
+    _driver(connection).rollback()
+
+
+def _roll_back_and_raise(connection: Connection) -> None:
+    _driver(connection).rollback()
+    raise ValueError("and then this")
+
+
+def _begin_another(connection: Connection) -> None:
+    for word in ("ROLLBACK", "BEGIN IMMEDIATE" if connection.dialect.name == "sqlite" else "BEGIN"):
+        _driver(connection).execute(word).close()
+
+
+@pytest.mark.parametrize("end", [_roll_back, _roll_back_and_raise, _begin_another])
+async def test_an_event_for_which_the_receiver_ends_the_transaction_by_the_driver_fails_by_itself_and_says_so(
+    scene: Stages, receiver: Recorder, end: Callable[[Connection], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing that is done in that transaction is kept, so its neighbours are taken again, each in its own."""
+    for aggregate in "abcd":
+        append(scene.database, aggregate, 1, 2)
+    receiver.after = lambda connection: end(connection) if receiver.calls[-1] == "b-1" else None
+    await scene.drain()
+    assert scene.states() == {
+        **{f"{aggregate}-{number}": "done" for aggregate in "acd" for number in (1, 2)},
+        **{"b-1": "retrying", "b-2": "pending"},
+    }
+    reason = "TransactionEnded: receiver recorder ended the transaction that it was given"
+    assert scene.scalar("SELECT last_error FROM deliveries WHERE status = 'retrying'").startswith(reason)
+    assert "receiver recorder ended the transaction" in caplog.text
+    assert (await run_all(scene, receiver))["b-1"].state == "dead"
+    assert scene.scalar("SELECT last_error FROM deliveries WHERE status = 'dead'").startswith(reason)
+    assert scene.scalar("SELECT attempts FROM deliveries WHERE status = 'dead'") == 5
+    assert scene.effects() == ["a-1", "a-2", "c-1", "c-2", "d-1", "d-2"]
+    # Back to batches.
+    receiver.after = None
+    append(scene.database, "e", 1, 2, 3)
+    await scene.drain(scene.relay, scene.fan_out)
+    assert await scene.receivers["recorder"].step() == 3
+
+
+async def test_a_receiver_that_ends_every_transaction_says_so_of_each_event_and_stands_still_for_none(
+    scene: Stages, receiver: Recorder
+) -> None:
+    append(scene.database, "a", 1)
+    append(scene.database, "b", 1)
+    receiver.after = _roll_back
+    await scene.drain()
+    assert scene.counts() == {"retrying": 2}
+    assert {result.state for result in (await run_all(scene, receiver)).values()} == {"dead"}
+    assert scene.effects() == []
 
 
 def _no_server(_: Connection) -> None:

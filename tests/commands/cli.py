@@ -17,6 +17,7 @@ from tests.commands.warm import Warm
 ROOT = Path(__file__).resolve().parents[2]
 STARTER = ROOT / "starter.py"
 _OURS = ("TEMPORAL_", "SAISEI_", "REDIS_URL", "DATABASE_URL")
+_LONGEST = 120  # seconds; only what hangs takes so long
 _warm = cache(Warm)
 
 
@@ -55,7 +56,7 @@ class Cli:
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> CliResult:
         """From a warm process, unless the command leaves processes behind or Python itself is set otherwise."""
         if arguments[:1] not in (("up",), ("down",)) and all(name.startswith(_OURS) for name in env or {}):
-            done = _warm().run(arguments, self.environment(env), 60)
+            done = _warm().run(arguments, self.environment(env), _LONGEST)
         else:
             done = self._cold(arguments, env)
         return CliResult(done.returncode, done.stdout, done.stderr)
@@ -65,7 +66,7 @@ class Cli:
             [sys.executable, str(STARTER), *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=_LONGEST,
             env=self.environment(env),
             cwd=ROOT,
         )
@@ -96,11 +97,11 @@ class Cli:
 
 
 def ended(process: "subprocess.Popen[str]", interrupt: bool = False) -> CliResult:
-    """Wait for a command that `start` started, at most 30 seconds; `interrupt` as Ctrl-C does."""
+    """Wait for a command that `start` started; `interrupt` as Ctrl-C does."""
     if interrupt:
         process.send_signal(signal.SIGINT)
     try:
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=_LONGEST)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

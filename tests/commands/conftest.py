@@ -24,7 +24,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(home: Path) -> Iterator[Stack]:
-    with embedded.start(home, children=[worker_child()], search_attributes=search.START_DEV) as started:
+    # Two minutes until a failing event is dead: a test that looks at one that is retried must not be too late.
+    patient = worker_child({"SAISEI_ATTEMPTS": "8"})
+    with embedded.start(home, children=[patient], search_attributes=search.START_DEV) as started:
         yield started
 
 

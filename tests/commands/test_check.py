@@ -22,6 +22,8 @@ def without_worker(tmp_path: Path) -> Iterator[Cli]:
 
 
 def test_all_is_well(cli: Cli) -> None:
+    # It answers within three seconds, but perhaps not while it starts and the machine is busy.
+    wait_until(lambda: cli("check").exit_code == 0, 60, "all answer")
     assert cli("check").lines == ["database, Redis, Temporal and a worker answer"]
     document = cli.json("check")
     assert document == {name: {"ok": True, "detail": "answers"} for name in ("database", "redis", "temporal", "worker")}
@@ -45,14 +47,18 @@ def test_each_server_that_is_away_is_named(
     away = inside(cli, "check", env=env)
     away.refused(words)
     assert away.stderr.count("does not answer") == 1
-    document = inside(cli, "check", "--json", env=env)
-    assert document.exit_code == 1
-    wrong = {each for each, check in document.json.items() if not check["ok"]}
-    assert wrong == {name, *(["worker"] if name == "temporal" else [])}
+
+    def wrong() -> set[str]:
+        document = inside(cli, "check", "--json", env=env)
+        assert document.exit_code == 1
+        return {each for each, check in document.json.items() if not check["ok"]}
+
+    expected = {name, *(["worker"] if name == "temporal" else [])}
+    wait_until(lambda: wrong() == expected, 60, "it alone is named")
 
 
 def test_all_that_is_away_is_named_in_one_sentence(nothing: Cli) -> None:
-    nothing("check").refused("the database is not set up", "no Redis server", "no Temporal server")
+    nothing("check").refused("there is no database", "no Redis server", "no Temporal server")
     nothing("check", env={"REDIS_URL": "nonsense"}).refused("REDIS_URL", code=2)
 
 
@@ -66,10 +72,10 @@ def test_a_worker_that_hangs_does_not_answer(tmp_path: Path) -> None:
         tmp_path / "home", children=[worker_child()], search_attributes=search.START_DEV, headless=True
     ) as stack:
         cli = Cli(stack.home)
-        wait_until(lambda: cli("check").exit_code == 0, 20, "the worker answers")
+        wait_until(lambda: cli("check").exit_code == 0, 60, "the worker answers")
         os.kill(stack.pids["worker"], signal.SIGSTOP)
         try:
             cli("check").refused("a worker asks for work and does not answer")
         finally:
             os.kill(stack.pids["worker"], signal.SIGCONT)
-        wait_until(lambda: cli("check").exit_code == 0, 20, "it answers again")
+        wait_until(lambda: cli("check").exit_code == 0, 60, "it answers again")

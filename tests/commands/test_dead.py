@@ -186,7 +186,7 @@ def test_with_a_worker_it_waits_until_all_are_pending_again_and_they_are_deliver
             shop.run("dead", "waive", "order-3", "--receiver", "mail", "--reason", "no address")
             states = "SELECT receiver, status, count(*) FROM deliveries GROUP BY 1, 2 ORDER BY 1, 2"
             expected = [("billing", "done", 20), ("mail", "done", 19), ("mail", "waived", 1), ("sales", "done", 20)]
-            wait_until(lambda: rows(shop.database, states) == expected, 20, "all is delivered or waived")
+            wait_until(lambda: rows(shop.database, states) == expected, 60, "all is delivered or waived")
             assert rows(shop.database, "SELECT orders, amount FROM sales_totals") == [(20, 21_000)]
             none = shop.run("dead", "redrive", "--all")
             assert (none.returncode, none.stdout.split(": ")[1]) == (0, "0 of 0 pending again, 0 skipped\n")

@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 def retrying(cli: Cli, database: Database) -> str:
     """An order whose mail failed once and is due again in a year."""
     cli("orders", "place", "--id", "by-hand", "--sku", "tea", "--amount", "5")
-    wait_until(lambda: states_of(cli, "by-hand") == ALL_DONE, 20, "the order is at every receiver")
+    wait_until(lambda: states_of(cli, "by-hand") == ALL_DONE, 60, "the order is at every receiver")
     where = "position = (SELECT position FROM outbox WHERE event_id = 'by-hand:placed')"
     with database.write() as connection:
         connection.exec_driver_sql(f"DELETE FROM mail_messages WHERE {where}")

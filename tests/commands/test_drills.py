@@ -1,6 +1,7 @@
 """`fault`, what `status` says of it, and `audit`."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,22 +31,23 @@ def place(inside: Inside, cli: Cli, order: str) -> None:
 
 
 def test_an_outage_holds_the_receiver_and_its_end_lets_it_go_on(cli: Cli, inside: Inside) -> None:
+    begun = time.monotonic()
     on = inside(cli, "fault", "on", "--receiver", "mail", "--mode", "outage")
     assert on.lines == ["mail is unavailable until `fault off --receiver mail`"]
     place(inside, cli, "held")
     others = {"billing done", "mail pending", "sales done"}
-    wait_until(lambda: states_of(cli, "held") == others, 20, "the others have it")
-    wait_until(lambda: inside(cli, "status", "--json").json["receivers"]["mail"]["held"], 10, "mail is on hold")
+    wait_until(lambda: states_of(cli, "held") == others, 60, "the others have it")
+    wait_until(lambda: inside(cli, "status", "--json").json["receivers"]["mail"]["held"], 60, "mail is on hold")
     status = inside(cli, "status", "--json").json
     mail = status["receivers"]["mail"]
     assert (mail["held"], mail["pending"], mail["retrying"], mail["fault"]) == (1, 0, 0, "outage")
     assert mail["held_since"]
     assert "mail is switched off" in mail["reason"]
-    assert 0 <= mail["oldest_seconds"] < 30
+    assert 0 <= mail["oldest_seconds"] <= time.monotonic() - begun + 1
     assert status["stalls"] == []  # not for a minute yet
     assert "mail is switched off (fault on --mode outage); drill switch is on: outage" in inside(cli, "status").stdout
     assert inside(cli, "fault", "off", "--receiver", "mail").lines == ["mail works again"]
-    wait_until(lambda: states_of(cli, "held") == ALL_DONE, 20, "mail has it too")
+    wait_until(lambda: states_of(cli, "held") == ALL_DONE, 60, "mail has it too")
     off = inside(cli, "fault", "off", "--receiver", "mail", "--json").json
     assert off == {"receiver": "mail", "mode": None, "changed": False}
 
@@ -56,7 +58,7 @@ def test_an_error_fails_each_event_and_the_receivers_run_says_what_waits(
     on = inside(cli, "fault", "on", "--receiver", "billing", "--json").json
     assert on == {"receiver": "billing", "mode": "error"}
     place(inside, cli, "failing")
-    wait_until(lambda: "billing retrying" in states_of(cli, "failing"), 20, "it is retried")
+    wait_until(lambda: "billing retrying" in states_of(cli, "failing"), 60, "it is retried")
     assert "drill switch is on: error" in inside(cli, "status").stdout
 
     async def details() -> str:
@@ -72,7 +74,7 @@ def test_an_error_fails_each_event_and_the_receivers_run_says_what_waits(
     )
     assert "failed: InjectedFault: billing is switched to fail (fault on)" in said
     inside(cli, "fault", "off", "--receiver", "billing")
-    wait_until(lambda: states_of(cli, "failing") == ALL_DONE, 20, "billing has it too")
+    wait_until(lambda: states_of(cli, "failing") == ALL_DONE, 60, "billing has it too")
 
 
 def test_a_receiver_that_is_not_there_is_refused(cli: Cli, inside: Inside) -> None:
@@ -88,6 +90,7 @@ def test_a_mode_that_is_none_is_wrong_usage(inside: Inside, nothing: Cli) -> Non
 
 def test_an_audit_of_a_working_shop_is_clean(cli: Cli, inside: Inside) -> None:
     place(inside, cli, "audited")
+    wait_until(lambda: states_of(cli, "audited") == ALL_DONE, 60, "it is at every receiver")
     found = inside(cli, "audit", "--json")
     assert found.exit_code == 0, found
     document = found.json

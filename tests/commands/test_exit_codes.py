@@ -60,7 +60,7 @@ def test_worker_and_api_end_with_the_same_codes(nothing: Cli, program: str, code
             env=nothing.environment(env),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1), done
 
@@ -77,7 +77,7 @@ def test_a_reader_that_leaves_changes_no_exit_code(cli: Cli, arguments: list[str
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "it is up already\n" if arguments == ["up"] else "")
@@ -116,6 +116,6 @@ def test_a_command_imports_what_it_needs_and_no_more(cli: Cli, arguments: list[s
         env=cli.environment(None),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert set(done.stderr.splitlines()[-1].split()) == imported

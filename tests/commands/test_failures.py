@@ -29,7 +29,42 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 
 def test_without_a_database_init_is_named(nothing: Cli) -> None:
+    nothing("status").refused(f"there is no database {nothing.home / 'saisei.db'}; `starter.py init` makes one")
+    nothing.home.mkdir()
+    (nothing.home / "saisei.db").touch()
     nothing("status").refused("the database is not set up; run `starter.py init`")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("audit",),
+        ("check",),
+        ("queues",),
+        ("orders", "place"),
+        ("orders", "show", "order-1"),
+        ("event", "publish", "order-1"),
+        ("dead", "list"),
+        ("receivers", "list"),
+        ("generations", "list"),
+        ("execution",),
+        ("intake", "pause"),
+        ("job", "run", "job-1"),
+        ("fault", "off"),
+        ("recover-outbox",),
+    ],
+    ids=" ".join,
+)
+def test_a_path_at_which_there_is_no_database_is_named_and_nothing_is_made_there(
+    inside: Inside, nothing: Cli, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    mistyped = tmp_path / "mistyped" / "saisie.db"
+    env = {"DATABASE_URL": f"sqlite:///{mistyped}", "REDIS_URL": "redis://127.0.0.1:1"}
+    words = "Redis at 127.0.0.1:1" if arguments == ("recover-outbox",) else f"there is no database {mistyped}; "
+    inside(nothing, *arguments, env=env).refused(words)
+    assert not mistyped.parent.exists()
+    assert not nothing.home.exists()
 
 
 def test_init_names_what_it_adds_to_a_database_that_was_set_up(nothing: Cli) -> None:
@@ -132,7 +167,7 @@ def test_two_receivers_of_one_name_are_both_named_and_nothing_is_begun(
         env=nothing.environment({"SAISEI_API_PORT": "0"}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(

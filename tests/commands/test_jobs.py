@@ -82,7 +82,7 @@ def test_a_job_is_recorded_while_temporal_is_away(cli: Cli, stack: Stack) -> Non
     assert (again.exit_code, again.lines) == (0, ["job job-4 is recorded"])
     assert "Temporal does not answer, so it runs once it is back" in again.stderr
     assert cli("job", "run", "job-4", "--no-wait").lines == ["job job-4 is started"]
-    wait_until(lambda: cli.json("job", "show", "job-4")["state"] == "COMPLETED", 20, "the job is completed")
+    wait_until(lambda: cli.json("job", "show", "job-4")["state"] == "COMPLETED", 60, "the job is completed")
 
 
 def test_a_job_needs_a_usable_id_and_amount(cli: Cli, inside: Inside) -> None:

@@ -128,7 +128,7 @@ def test_killed_on_the_way_the_same_command_goes_on(shop: Cli) -> None:
         f"sys.argv = ['starter.py', *{list(END)}]\n"
         f"runpy.run_path({str(STARTER)!r}, run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=shop.environment(None), timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=shop.environment(None), timeout=120)
     assert done.returncode == -9
     found = fax(shop)
     assert (found["state"], found["waived"], found["takes"]) == ("being ended", 4, {ORDER_PLACED: 0})
@@ -171,6 +171,6 @@ def test_its_runs_end(tmp_path: Path) -> None:
                 await long_lived.result()
             assert "fax was ended by" in str(failed.value.cause.__cause__)
 
-        asyncio.run(asyncio.wait_for(watch(), 60))
+        asyncio.run(asyncio.wait_for(watch(), 240))
         assert cli.json("audit")["clean"]
         database.close()

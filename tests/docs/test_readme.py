@@ -53,7 +53,7 @@ class Shell:
         else:
             arguments = [program, *(self._here(word) for word in arguments)]
         done = subprocess.run(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, env=self.env, cwd=ROOT
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, env=self.env, cwd=ROOT
         )
         return done.stdout.splitlines()
 
@@ -75,7 +75,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     embedded.stop(shell.cli.home)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_print_what_is_quoted(shell: Shell) -> None:
     quoted = [each for block in blocks("run") for each in commands(block)]
     # One stack for all: what stops it comes last.
@@ -85,7 +85,7 @@ def test_the_commands_print_what_is_quoted(shell: Shell) -> None:
         if each.command.startswith("curl") and shutil.which("curl") is None:
             continue
         if each.command.startswith("starter.py fault on"):
-            wait_until(shell.at_rest, 20, "what was placed before is delivered")
+            wait_until(shell.at_rest, 60, "what was placed before is delivered")
         printed = shell.run(each.command)
         if READING.match(each.command):
             printed = wait_until_quoted(shell, each.command, each.output, printed)
@@ -94,7 +94,7 @@ def test_the_commands_print_what_is_quoted(shell: Shell) -> None:
 
 def wait_until_quoted(shell: Shell, command: str, quoted: list[str], printed: list[str]) -> list[str]:
     """What it prints once that is what is quoted, or what it printed last."""
-    tries = 20
+    tries = 60
     while not agrees(quoted, printed) and tries:
         tries -= 1
         printed = shell.run(command)

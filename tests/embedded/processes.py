@@ -59,7 +59,7 @@ def parent_with_stack(home: Path, services: str) -> Iterator[tuple[subprocess.Po
 def kill_and_wait(pid: int) -> None:
     """SIGKILL a process and wait until it is gone."""
     psutil.Process(pid).kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         with contextlib.suppress(psutil.Error):
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

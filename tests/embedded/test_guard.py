@@ -12,9 +12,9 @@ import pytest
 import redis
 
 import embedded
-from embedded import AlreadyRunning, Child, EmbeddedError, ValkeyServer
+from embedded import AlreadyRunning, Child, EmbeddedError, ValkeyServer, _state
 from embedded._process import birth_of
-from embedded._state import READY, Note, Process, note_path, write_note
+from embedded._state import READY, Note, Process, hold_lock, note_path, write_note
 from embedded.tied import tie
 from tests.embedded.processes import kill_and_wait, parent_with_stack, processes_of
 from tests.embedded.test_servers import redis_client
@@ -30,11 +30,11 @@ def home(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "home"
     yield folder
     embedded.stop(folder)
-    wait_until(lambda: not processes_of(folder), 10, f"no process on {folder}")
+    wait_until(lambda: not processes_of(folder), 60, f"no process on {folder}")
 
 
 def nothing_runs_on(home: Path) -> None:
-    wait_until(lambda: not processes_of(home), 15, f"no process on {home}")
+    wait_until(lambda: not processes_of(home), 60, f"no process on {home}")
 
 
 def test_both_servers_start_answer_and_end_with_the_stack(home: Path) -> None:
@@ -66,16 +66,16 @@ def test_the_end_of_the_parent_leaves_no_process(home: Path, number: signal.Sign
         assert len(processes_of(home)) >= 3
         # To the whole group, as a terminal does with Ctrl-C.
         os.killpg(parent.pid, number)
-        parent.wait(15)
+        parent.wait(60)
         nothing_runs_on(home)
-        wait_until(lambda: birth_of(guard) is None, 5, "the guard is gone")
+        wait_until(lambda: birth_of(guard) is None, 60, "the guard is gone")
 
 
 def test_the_end_of_the_parent_is_seen_though_a_fork_holds_its_pipe(home: Path) -> None:
     program = (
         "import os, sys, time, embedded\n"
         "embedded.start(sys.argv[1], services=['valkey'])\n"
-        "if os.fork() == 0: time.sleep(30)\n"
+        "if os.fork() == 0: time.sleep(600)\n"
         "else: print('ready', flush=True); time.sleep(600)\n"
     )
     parent = tie(
@@ -92,7 +92,7 @@ def test_the_end_of_the_parent_is_seen_though_a_fork_holds_its_pipe(home: Path) 
     assert guard is not None
     parent.kill()
     parent.wait()
-    wait_until(lambda: embedded.find(home) is None, 4, "the guard stops")
+    wait_until(lambda: embedded.find(home) is None, 60, "the guard stops")
     os.killpg(parent.pid, signal.SIGKILL)
     parent.stdout.close()
 
@@ -105,7 +105,7 @@ def test_a_killed_server_is_started_again_with_its_data_and_port(home: Path) -> 
                 client.rpush("list", number)
         before = stack.pids["valkey"]
         kill_and_wait(before)
-        wait_until(lambda: stack.pids.get("valkey", before) != before, 10, "a new server")
+        wait_until(lambda: stack.pids.get("valkey", before) != before, 60, "a new server")
 
         def pushed() -> int:
             try:
@@ -114,7 +114,7 @@ def test_a_killed_server_is_started_again_with_its_data_and_port(home: Path) -> 
             except redis.exceptions.ConnectionError:
                 return 0
 
-        assert wait_until(pushed, 10, "it answers") == 100
+        assert wait_until(pushed, 60, "it answers") == 100
 
 
 def test_children_get_the_addresses_a_log_and_a_restart(home: Path) -> None:
@@ -128,7 +128,7 @@ def test_children_get_the_addresses_a_log_and_a_restart(home: Path) -> None:
         assert said == f"at {stack.redis_url} {home} blue {os.getcwd()}\n"
         before = stack.pids["worker"]
         kill_and_wait(before)
-        wait_until(lambda: stack.pids.get("worker", before) != before, 10, "a new worker")
+        wait_until(lambda: stack.pids.get("worker", before) != before, 60, "a new worker")
     assert birth_of(before) is None
 
 
@@ -144,11 +144,11 @@ def test_a_child_that_dies_again_and_again_runs_once_its_cause_has_passed(home: 
     cause = home / "needed"
     child = Child("worker", [sys.executable, "-S", "-c", program, str(cause)])
     with embedded.start(home, services=VALKEY, children=[child]) as stack:
-        wait_until(lambda: stack.failing == ["worker"], 15, "the worker is called failing")
+        wait_until(lambda: stack.failing == ["worker"], 60, "the worker is called failing")
         assert "valkey" in stack.pids
         assert "4 times in a row" in (home / "logs" / "guard.log").read_text()
         cause.touch()
-        wait_until(lambda: "worker" in stack.pids, 15, "the worker runs")
+        wait_until(lambda: "worker" in stack.pids, 60, "the worker runs")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -160,9 +160,9 @@ def test_a_parent_that_ends_during_the_start_leaves_no_process(home: Path, numbe
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    wait_until(lambda: (home / "logs" / "valkey.log").exists(), 10, "the servers are starting")
+    wait_until(lambda: (home / "logs" / "valkey.log").exists(), 60, "the servers are starting")
     os.killpg(parent.pid, number)
-    parent.wait(15)
+    parent.wait(60)
     nothing_runs_on(home)
 
 
@@ -181,6 +181,28 @@ def test_a_start_right_after_a_stop_waits_for_the_old_guard(home: Path) -> None:
         parent.wait()
     with embedded.start(home, services=VALKEY) as stack:
         assert stack.pids
+
+
+def test_a_guard_that_has_forgotten_its_note_is_waited_for_until_it_lets_go(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, noted = threading.Semaphore(0), _state.read_note
+
+    def look(at: Path) -> Note | None:
+        looks.release()
+        return noted(at)
+
+    monkeypatch.setattr(_state, "_MOMENT", 0.0)
+    monkeypatch.setattr(_state, "read_note", look)
+    old, had = hold_lock(home), []
+    thread = threading.Thread(target=lambda: had.append(hold_lock(home)))
+    thread.start()
+    for _ in range(3):
+        assert looks.acquire(timeout=60)
+    os.close(old)
+    thread.join(60)
+    assert len(had) == 1
+    os.close(had[0])
 
 
 def test_after_kill_9_of_the_guard_a_start_takes_over_with_data_and_ports(home: Path) -> None:
@@ -210,7 +232,7 @@ def test_servers_left_by_a_dead_guard_are_stopped_first(home: Path) -> None:
     thread.start()
     thread.join()
     try:
-        left.wait_ready(10)
+        left.wait_ready(60)
         assert left.pid is not None
         birth = birth_of(left.pid)
         assert birth is not None
@@ -247,7 +269,7 @@ def test_a_kept_stack_outlives_its_parent_until_it_is_stopped(home: Path) -> Non
         "import sys, embedded\nstack = embedded.start(sys.argv[1], services=['valkey'])\nstack.keep()\nstack.close()\n"
     )
     root = Path(embedded.__file__).parents[1]
-    subprocess.run([sys.executable, "-c", program, str(home)], check=True, cwd=root, timeout=30)
+    subprocess.run([sys.executable, "-c", program, str(home)], check=True, cwd=root, timeout=120)
     found = embedded.find(home)
     assert found is not None
     with redis_client(str(found.redis_url)) as client:
@@ -270,7 +292,7 @@ def test_a_detached_stack_is_stopped_by_its_home(home: Path) -> None:
 def test_a_port_asked_for_that_is_taken_gives_one_sentence(home: Path, tmp_path: Path) -> None:
     other = ValkeyServer(tmp_path / "other")
     other.start()
-    other.wait_ready(10)
+    other.wait_ready(60)
     try:
         port = int(other.url.rsplit(":", 1)[1].split("/")[0])
         with pytest.raises(EmbeddedError, match=f"^Port {port} for valkey .* is taken"):

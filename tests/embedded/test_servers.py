@@ -31,7 +31,7 @@ def redis_client(url: str) -> redis.Redis:
 def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
     server = ValkeyServer(tmp_path)
     server.start()
-    server.wait_ready(10)
+    server.wait_ready(60)
     yield server
     server.kill()
 
@@ -40,7 +40,7 @@ def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
 def temporal(tmp_path: Path) -> Iterator[TemporalServer]:
     server = TemporalServer(tmp_path, search_attributes=ATTRIBUTES)
     server.start()
-    server.wait_ready(30)
+    server.wait_ready(60)
     yield server
     server.kill()
 
@@ -53,7 +53,7 @@ def test_valkey_keeps_every_acknowledged_push_through_kill_9(valkey: ValkeyServe
     valkey.kill()
     assert valkey.pid is None
     valkey.start()
-    valkey.wait_ready(10)
+    valkey.wait_ready(60)
     assert valkey.url == url
     assert valkey.pid != pid
     with redis_client(url) as client:
@@ -78,7 +78,7 @@ def test_temporal_keeps_runs_and_search_attributes_through_kill_9(temporal: Temp
     before = temporal.address, temporal.ui_url
     temporal.kill()
     temporal.start()
-    temporal.wait_ready(30)
+    temporal.wait_ready(60)
     assert (temporal.address, temporal.ui_url) == before
     assert asyncio.run(status_of_the_run()) == WorkflowExecutionStatus.RUNNING
     connection = sqlite3.connect(tmp_path / "temporal" / "temporal.db")
@@ -102,7 +102,7 @@ def test_another_server_on_the_same_home_gets_the_former_port(tmp_path: Path) ->
     for _ in range(2):
         server = ValkeyServer(tmp_path)
         server.start()
-        server.wait_ready(10)
+        server.wait_ready(60)
         ports.append(server.url)
         server.stop()
     assert ports[0] == ports[1]
@@ -111,14 +111,14 @@ def test_another_server_on_the_same_home_gets_the_former_port(tmp_path: Path) ->
 def test_a_former_port_that_is_taken_is_given_up(tmp_path: Path) -> None:
     server = ValkeyServer(tmp_path)
     server.start()
-    server.wait_ready(10)
+    server.wait_ready(60)
     former = server.url
     server.stop()
     port = int(former.rsplit(":", 1)[1].split("/")[0])
     with socket.create_server(("127.0.0.1", port)):
         again = ValkeyServer(tmp_path)
         again.start()
-        again.wait_ready(10)
+        again.wait_ready(60)
         assert again.url != former
         again.kill()
 
@@ -141,7 +141,7 @@ def test_a_lost_race_for_a_free_port_is_run_again(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(embedded._servers, "any_free", lambda: next(offered))
         server = ValkeyServer(tmp_path)
         server.start()
-        server.wait_ready(10)
+        server.wait_ready(60)
         server.kill()
 
 
@@ -157,7 +157,7 @@ def test_a_server_that_cannot_run_says_why_in_one_sentence(tmp_path: Path) -> No
     server = ValkeyServer(tmp_path)
     server.start()
     with pytest.raises(EmbeddedError, match=r"^valkey ended with exit code 1 before it answered"):
-        server.wait_ready(10)
+        server.wait_ready(60)
 
 
 def test_a_home_that_cannot_be_made_says_so(tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_a_server_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> Non
     thread = threading.Thread(target=server.start)
     thread.start()
     thread.join()
-    server.wait_ready(10)
+    server.wait_ready(60)
     server.kill()

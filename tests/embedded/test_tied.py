@@ -97,8 +97,8 @@ def test_what_a_killed_test_run_started_ends(place: str, tmp_path: Path) -> None
         assert psutil.Process(pid).is_running()
         os.killpg(parent.pid, signal.SIGKILL)  # all of its group, as a terminal or a CI system does
         parent.wait()
-        wait_until(lambda: not psutil.pid_exists(pid), 10, "it is gone")
-        wait_until(lambda: not processes_of(home), 10, "nothing runs on that home")
+        wait_until(lambda: not psutil.pid_exists(pid), 60, "it is gone")
+        wait_until(lambda: not processes_of(home), 60, "nothing runs on that home")
 
 
 def test_what_ends_before_its_parent_is_let_alone_and_the_reaper_goes_with_the_parent() -> None:

@@ -20,6 +20,8 @@ from tests.faults.receivers import CHANGED, JOURNALS, POISON, table_of
 from tests.faults.rig import Rig, seconds_until
 
 RATE = 100  # orders a second
+# Seconds that one order may take on a busy machine: its wake has two. What is away comes back only after the placing.
+PATIENT = 20.0
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Placer(threading.Thread):
         except BaseException as error:
             self.error = error
 
-    def finish(self, timeout: float) -> Placement:
+    def finish(self, timeout: float = 120) -> Placement:
         self.join(timeout)
         assert not self.is_alive(), f"placing did not end within {timeout:g} s"
         if self.error is not None:
@@ -103,7 +105,7 @@ def unfinished(rig: Rig) -> int:
     )
 
 
-def drained(rig: Rig, timeout: float) -> float:
+def drained(rig: Rig, timeout: float = 120) -> float:
     """Wait until nothing is on its way; how long it took."""
     try:
         return seconds_until(lambda: unfinished(rig) == 0, timeout, "everything is drained")

@@ -75,7 +75,7 @@ class WorkerProcess:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_ready(self, timeout: float = 30.0) -> Self:
+    def wait_ready(self, timeout: float = 60.0) -> Self:
         def ready() -> bool:
             assert self.exit_code is None, f"the worker ended with {self.exit_code}:\n{self.output()[-3000:]}"
             return "worker ready" in self.output()
@@ -189,7 +189,7 @@ class Rig:
             )
         )
 
-    def run(self, *arguments: str, timeout: float = 60.0, code: int = 0) -> Any:
+    def run(self, *arguments: str, timeout: float = 120.0, code: int = 0) -> Any:
         """The JSON document of a command that ends with `code`."""
         process = self.command(*arguments, "--json")
         try:

@@ -28,7 +28,7 @@ def test_a_receiver_that_is_down_holds_its_events_and_then_takes_them(tmp_path: 
         seconds_until(lambda: rig.number(holding) == 1, 60, "it is held")
         audited(rig, by_command=True)
         rig.run("fault", "off", "--receiver", "sales")
-        took = drained(rig, 120)
+        took = drained(rig)
         print(f"{count} orders: the others {alone:.1f} s, the one that was down {took:.1f} s after it was back")
         assert [tuple(row) for row in rig.query("SELECT orders, amount FROM sales_totals")] == [
             (count, sum(100 + number for number in range(count)))
@@ -59,7 +59,7 @@ def test_poison_dies_alone_and_is_redriven_or_waived(tmp_path: Path, count: int)
             connection.exec_driver_sql("DELETE FROM drill_switch")
         redrive = rig.run("dead", "redrive", "--receiver", PICKY, timeout=120)
         assert (redrive["state"], redrive["taken"]) == ("COMPLETED", poisoned - len(waived))
-        took = drained(rig, 120)
+        took = drained(rig)
         print(f"{poisoned} of {count} dead after {died:.1f} s, done {took:.1f} s after the redrive")
         for name in (*JOURNALS, PICKY):
             seen: dict[str, list[int]] = {}

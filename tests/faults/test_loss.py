@@ -25,16 +25,16 @@ def test_what_redis_forgets_is_sent_again(tmp_path: Path) -> None:
         placer = Placer(rig, "flush", 200)
         placer.start()
         for k in (100, 500, 1000):
-            wait_until(lambda k=k: effects(rig) >= k, 30, f"effect {k}")
+            wait_until(lambda k=k: effects(rig) >= k, 60, f"effect {k}")
             client.flushall()
-        placed = placer.finish(30)
-        drained(rig, 30)
+        placed = placer.finish()
+        drained(rig)
         # Whether a flush hits an entry is a matter of milliseconds, so also one that must: the worker is dead, and
         # the entries are in the list.
         rig.kill("worker")
         later = Placer(rig, "later", 50, rate=1000)
         later.start()
-        later.finish(30)
+        later.finish()
         rows = rig.query("SELECT event_id FROM outbox WHERE status = 'PENDING' ORDER BY position")
         assert len(rows) > 50
         client.rpush(names.OUTBOX_LIST, *[row[0] for row in rows])
@@ -44,7 +44,7 @@ def test_what_redis_forgets_is_sent_again(tmp_path: Path) -> None:
             )
         client.flushall()
         rig.start_worker()
-        took = drained(rig, 30)
+        took = drained(rig)
         print(f"{len(rows)} events that Redis lost were there {took:.1f} s after the start")
         check(rig, [placed, later.placed])
         audited(rig, by_command=True)
@@ -67,15 +67,15 @@ def test_an_empty_temporal_is_filled_again(tmp_path: Path) -> None:
         asyncio.run(before())
         charged = "SELECT count(*) FROM job_steps WHERE step = 'charge'"
         retrying = "SELECT count(*) FROM deliveries WHERE status = 'retrying' AND has_run = 1 AND attempts > 0"
-        wait_until(lambda: rig.number(charged) == 1 and rig.number(retrying) == 1, 20, "a job and a failing event")
+        wait_until(lambda: rig.number(charged) == 1 and rig.number(retrying) == 1, 60, "a job and a failing event")
 
         placer = Placer(rig, "empty", 200)
         placer.start()
-        wait_until(lambda: effects(rig) >= 300, 20, "effects")
+        wait_until(lambda: effects(rig) >= 300, 60, "effects")
         rig.empty_temporal()
         with rig.database.write() as connection:
             connection.exec_driver_sql("DELETE FROM drill_switch")
-        placed = placer.finish(60)
+        placed = placer.finish()
 
         async def there() -> bool:
             client = await rig.connect()
@@ -93,10 +93,10 @@ def test_an_empty_temporal_is_filled_again(tmp_path: Path) -> None:
             except Exception:
                 return False
 
-        singletons = seconds_until(all_there, 30, f"the singletons and the search attributes\n{rig.logs()}")
+        singletons = seconds_until(all_there, 60, f"the singletons and the search attributes\n{rig.logs()}")
         done = "SELECT count(*) FROM jobs WHERE state = 'COMPLETED'"
-        job = seconds_until(lambda: rig.number(done) == 1, 30, "the job is completed")
-        rest = drained(rig, 30)
+        job = seconds_until(lambda: rig.number(done) == 1, 60, "the job is completed")
+        rest = drained(rig)
         print(f"singletons {singletons:.1f} s, job {job:.1f} s, failing event {rest:.1f} s later")
         assert rig.number(f"SELECT count(*) FROM {table_of(STUBBORN)}") == 1
         assert [tuple(row) for row in rig.query("SELECT amount FROM charges")] == [(700,)]
@@ -109,7 +109,7 @@ def test_an_empty_temporal_is_filled_again(tmp_path: Path) -> None:
         # The pipeline goes on as before: not through the look alone.
         after = Placer(rig, "after", 50)
         after.start()
-        after.finish(30)
-        drained(rig, 15)
+        after.finish()
+        drained(rig)
         check(rig, [placed, after.placed])
         audited(rig, by_command=True)

@@ -46,11 +46,11 @@ class Api:
                 )
             )
         try:
-            self.url = wait_until(self._ready, 30, "the API is ready")
+            self.url = wait_until(self._ready, 60, "the API is ready")
         except AssertionError as error:
             self.kill()
             raise AssertionError(f"{error}: {self.log()}") from None
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
 
     def _ready(self) -> str:
         assert self.process.poll() is None, self.log()
@@ -69,7 +69,7 @@ class Api:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def kill(self) -> None:
         self.process.kill()

@@ -24,7 +24,7 @@ def starter(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[
         env=environment(home, **env),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -50,7 +51,7 @@ def recorded(home: Path) -> set[str]:
 def run_api(home: Path, **env: str) -> subprocess.CompletedProcess[str]:
     home.mkdir(exist_ok=True)
     return subprocess.run(
-        [sys.executable, "api.py"], cwd=ROOT, env=environment(home, **env), capture_output=True, text=True, timeout=30
+        [sys.executable, "api.py"], cwd=ROOT, env=environment(home, **env), capture_output=True, text=True, timeout=120
     )
 
 
@@ -83,7 +84,7 @@ def test_a_kill_between_commit_and_answer_makes_the_same_request_a_known_one(tmp
     with running(home, DYING.format(groups=1)) as dying:
         with pytest.raises(httpx.HTTPError):
             dying.place(order(1))
-        assert dying.process.wait(10) == -signal.SIGKILL
+        assert dying.process.wait(60) == -signal.SIGKILL
     assert recorded(home) == {"order-1"}
     with running(home) as api:
         again = api.place(order(1))
@@ -140,7 +141,7 @@ def test_sigterm_under_load_finishes_what_runs_and_loses_no_acknowledged_order(t
         threads = [threading.Thread(target=load, args=[1 + 100_000 * n]) for n in range(8)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(acknowledged) >= 40, 20, "orders are acknowledged")
+        wait_until(lambda: len(acknowledged) >= 40, 60, "orders are acknowledged")
         assert api.stop() == 0
         for thread in threads:
             thread.join()
@@ -152,10 +153,10 @@ def test_sigterm_under_load_finishes_what_runs_and_loses_no_acknowledged_order(t
 
 
 def test_while_it_stops_it_says_that_it_is_not_ready_and_still_answers(tmp_path: Path) -> None:
-    with running(tmp_path / "home", SAISEI_API_DRAIN="3") as api:
+    with running(tmp_path / "home", SAISEI_API_DRAIN="120") as api:
         assert api.client.get("/readyz").json()["ready"] is True
         api.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: api.client.get("/readyz").status_code == 503, 3, "it says so")
+        wait_until(lambda: api.client.get("/readyz").status_code == 503, 60, "it says so")
         document = problem(api.client.get("/readyz"), 503)
         assert (document["ready"], document["detail"]) == (False, "the API is stopping")
         assert document["checks"]["database"]["ok"]
@@ -164,14 +165,15 @@ def test_while_it_stops_it_says_that_it_is_not_ready_and_still_answers(tmp_path:
 
 
 def test_a_write_lock_that_is_not_free_is_503_and_nothing_is_written(tmp_path: Path) -> None:
-    with running(tmp_path / "home", SAISEI_BUSY="0.3") as api:
+    with running(tmp_path / "home", SAISEI_BUSY="2") as api:
         lock = os.open(api.home / "saisei.db-writer", os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             document = problem(api.place(order(1)), 503)
             assert document["type"] == "urn:saisei:problem:database-busy"
-            # Many at once are told in a bounded time too: they do not wait for each other's waits.
+            # Many at once are told in a bounded time too: they do not wait for each other's waits, 48 s in all.
             answers: list[int] = []
+            begun = time.monotonic()
             threads = [
                 threading.Thread(target=lambda n=n: answers.append(api.place(order(n)).status_code))
                 for n in range(2, 26)
@@ -179,8 +181,9 @@ def test_a_write_lock_that_is_not_free_is_503_and_nothing_is_written(tmp_path: P
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(5)
+                thread.join()
             assert answers == [503] * 24
+            assert time.monotonic() - begun < 30
             # Reads and health go on beside it.
             assert api.client.get("/status").json()["orders"] == 0
             assert api.client.get("/readyz").status_code == 200
@@ -212,7 +215,7 @@ def test_a_database_that_comes_later_is_set_up_then(tmp_path: Path) -> None:
     with running(home) as api:
         problem(api.place(order(1)), 503)
         (home / "saisei.db").unlink()
-        wait_until(lambda: api.place(order(1)).status_code == 201, 10, "it is set up")
+        wait_until(lambda: api.place(order(1)).status_code == 201, 60, "it is set up")
 
 
 def test_a_stopped_caller_cannot_hold_the_stop_up(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
@@ -55,9 +56,29 @@ def test_without_the_database_it_is_alive_and_not_ready(tmp_path: Path, postgres
             assert document["checks"]["database"] == {"ok": False, "detail": "does not answer; no order can be taken"}
             problem(api.place(order(2)), 503)
             problem(api.client.get("/status"), 503)
-        wait_until(lambda: api.client.get("/readyz").status_code == 200, 20, "it is ready again")
+        wait_until(lambda: api.client.get("/readyz").status_code == 200, 60, "it is ready again")
         assert api.place(order(2)).status_code == 201
         assert api.client.get("/status").json()["orders"] == 2
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="there is no limit to the size of files here")
+def test_with_a_full_disk_it_is_not_ready_until_there_is_room_again(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as api:
+        assert api.place(order(1)).status_code == 201
+        assert api.client.get("/readyz").status_code == 200
+        process, log = psutil.Process(api.process.pid), api.home / "saisei.db-wal"
+        process.rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, psutil.RLIM_INFINITY))
+        problem(api.place(order(2)), 503)
+        for _ in range(3):  # as long as it lasts
+            document = problem(api.client.get("/readyz"), 503)
+            assert document["detail"] == "the database answers and takes no writes; no order can be taken"
+            assert document["checks"]["database"]["ok"] is False
+        assert api.client.get("/livez").status_code == 200
+        assert api.client.get("/status").json()["orders"] == 1
+        process.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        # No order comes to an API that is not ready, and it finds out all the same.
+        assert api.client.get("/readyz").status_code == 200
+        assert api.place(order(2)).status_code == 201
 
 
 @pytest.mark.parametrize("away", ["redis", "temporal"])
@@ -71,15 +92,15 @@ def test_without_redis_or_temporal_it_is_ready_and_says_which_is_away(tmp_path: 
             server.wait_ready()
         env = {"REDIS_URL": servers["redis"].url, "TEMPORAL_ADDRESS": servers["temporal"].address}  # type: ignore[attr-defined]
         with running(home, **env) as api:
-            wait_until(lambda: all(checks(api).values()), 20, "all answer")
+            wait_until(lambda: all(checks(api).values()), 60, "all answer")
             servers[away].kill()
             expected = {"database": True, "redis": away != "redis", "temporal": away != "temporal"}
-            wait_until(lambda: checks(api) == expected, 20, "it is told")
+            wait_until(lambda: checks(api) == expected, 60, "it is told")
             assert api.place(order(1)).status_code == 201
             assert api.client.get("/livez").status_code == 200
             servers[away].start()
             servers[away].wait_ready()
-            wait_until(lambda: all(checks(api).values()), 20, "all answer again")
+            wait_until(lambda: all(checks(api).values()), 60, "all answer again")
     finally:
         for server in servers.values():
             server.kill()

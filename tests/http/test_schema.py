@@ -86,7 +86,7 @@ def on_the_command_line(api: Api, *words: str) -> Any:
         env=environment(api.home),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

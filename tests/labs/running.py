@@ -26,15 +26,15 @@ class Running:
 
     def finish(self, code: int = 0) -> tuple[str, str]:
         """(stdout, stderr) once it ended with `code`."""
-        out, err = self.process.communicate(timeout=100)
+        out, err = self.process.communicate(timeout=120)
         assert self.process.returncode == code, err
         assert "Traceback" not in err
         return out, err
 
     def nothing_left(self) -> None:
         """No process and no scratch folder."""
-        wait_until(lambda: not processes_of(self.folder), 15, f"no process below {self.folder}")
-        assert list((self.folder / "tmp").iterdir()) == []
+        wait_until(lambda: not processes_of(self.folder), 60, f"no process below {self.folder}")
+        wait_until(lambda: not list((self.folder / "tmp").iterdir()), 60, "no scratch folder is left")
 
 
 def start(folder: Path, *arguments: str, **env: str) -> Running:

@@ -68,7 +68,7 @@ def test_the_transcript_with_default_and_changed_names_side_by_side(tmp_path: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_early_end_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     running = start(tmp_path, "lab", "delivery")
-    wait_until(lambda: len(processes_of(tmp_path)) >= 3, 20, "the servers of the scratch stack run")
+    wait_until(lambda: len(processes_of(tmp_path)) >= 3, 60, "the servers of the scratch stack run")
     running.process.send_signal(number)
     running.finish(130)
     running.nothing_left()

@@ -92,7 +92,7 @@ async def test_pieces_that_wait_together_share_a_commit_where_there_is_one_write
 async def test_on_postgresql_pieces_run_side_by_side(postgres: Database) -> None:
     writer, gate = Writer(postgres), threading.Barrier(4)
     try:
-        await asyncio.gather(*(writer.write(lambda connection: gate.wait(10)) for _ in range(4)))
+        await asyncio.gather(*(writer.write(lambda connection: gate.wait(60)) for _ in range(4)))
     finally:
         writer.close()
 
@@ -185,12 +185,14 @@ async def test_a_commit_that_fails_fails_for_all(database: Database, writer: Wri
 async def test_a_lock_that_cannot_be_had_is_told_to_all_who_wait(
     database_url: str, database: Database, commits: list[int], open_database: Callable[..., Database]
 ) -> None:
-    writer = Writer(open_database(database_url, busy_timeout=0.5))
+    hurried = open_database(database_url, busy_timeout=0.5)
+    writer, tries = Writer(hurried), []
+    write = hurried.write
+    hurried.write = lambda: tries.append(1) or write()  # type: ignore[method-assign, func-returns-value]
     try:
-        started = time.monotonic()
         results = await at_once_while_held(database, writer, *map(note, "abcd"))
         assert [type(error) for error in results] == [StoreBusy] * 4
-        assert time.monotonic() - started < 4 * 0.5  # not one after the other
+        assert len(tries) < 4  # not one after the other
         assert await writer.write(note("after")) == "after"
     finally:
         writer.close()
@@ -209,11 +211,11 @@ async def test_a_piece_that_nobody_waits_for_any_more_is_dropped_or_ends_by_itse
     def slow(connection: Connection) -> None:
         note("begun")(connection)
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         note("ended")(connection)
 
     running = asyncio.create_task(writer.write(slow))
-    await eventually(begun.is_set, 5, "the piece runs")
+    await eventually(begun.is_set, 60, "the piece runs")
     others = [asyncio.create_task(writer.write(note(text))) for text in "ab"]
     await asyncio.sleep(0)
     running.cancel()
@@ -224,7 +226,7 @@ async def test_a_piece_that_nobody_waits_for_any_more_is_dropped_or_ends_by_itse
         await running
     assert await others[1] == "b"
     await asyncio.gather(*others, return_exceptions=True)
-    await eventually(lambda: "ended" in notes(database), 5, "the slow piece has ended")
+    await eventually(lambda: "ended" in notes(database), 60, "the slow piece has ended")
     assert notes(database) == (["b", "begun", "ended"] if database.is_sqlite else ["a", "b", "begun", "ended"])
 
 
@@ -254,7 +256,7 @@ async def test_how_long_others_were_kept_from_writing_is_the_pieces_own_time(
         await asyncio.sleep(0)
     brief, long = await asyncio.gather(*tasks)
     assert long >= 0.2
-    assert brief < 0.2
+    assert brief < long
 
 
 async def test_a_closed_writer_has_ended_what_waited_and_takes_nothing_more(database: Database, writer: Writer) -> None:

@@ -188,7 +188,7 @@ async def record_stages(worker: SaiseiWorker) -> None:
         "RelayWorkflow", StageInput(Timings(safety_timer=0.2)), id="relay-timer", task_queue=TASK_QUEUE
     )
     fired = EventType.EVENT_TYPE_TIMER_FIRED
-    await eventually(lambda: events_of(handle, fired), 10, "the safety timer fires")
+    await eventually(lambda: events_of(handle, fired), 60, "the safety timer fires")
     await handle.terminate()
     await save("relay-safety-timer", handle)
 

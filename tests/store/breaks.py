@@ -86,6 +86,19 @@ BREAKS: list[tuple[str, list[str], dict[str, tuple[str, ...]]]] = [
         {"I3 effects of mail without a delivery that is done": ("position 888",)},
     ),
     (
+        "an effect of another order",
+        ["UPDATE billing_entries SET order_id = 'order-3' WHERE position = 2"],
+        {"I3 effects of billing of another order than their event": ("order-2:placed",)},
+    ),
+    (
+        "two effects that changed their orders",
+        [
+            "UPDATE mail_messages SET order_id = 'order-5' WHERE position = 4",
+            "UPDATE mail_messages SET order_id = 'order-4' WHERE position = 5",
+        ],
+        {"I3 effects of mail of another order than their event": ("order-4:placed", "order-5:placed")},
+    ),
+    (
         "a charge of another amount",
         ["UPDATE charges SET amount = 99 WHERE job_id = 'job-1'"],
         {"I5 charges of another amount than their job's": ("job-1",)},

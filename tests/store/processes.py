@@ -35,7 +35,7 @@ class Script:
     def line(self) -> str:
         """The next line that it prints; it is killed when it prints none for long."""
         assert self._process.stdout is not None
-        guard = threading.Timer(30, self._process.kill)
+        guard = threading.Timer(120, self._process.kill)
         guard.start()
         try:
             return self._process.stdout.readline().strip()
@@ -50,7 +50,7 @@ class Script:
 
     def wait(self) -> int:
         """Its exit code; negative is the signal that ended it."""
-        return self._process.wait(30)
+        return self._process.wait(120)
 
     def kill(self) -> None:
         """SIGKILL, and its pipes closed."""

@@ -94,7 +94,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     results: list[Any] = [None] * len(calls)
 
     def run(index: int, call: Callable[[], Any]) -> None:
-        gate.wait(10)
+        gate.wait(60)
         try:
             results[index] = call()
         except Exception as error:

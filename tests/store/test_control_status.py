@@ -126,7 +126,7 @@ def test_the_relay_goes_to_rest_only_after_the_intakes_that_trusted_it(postgres:
         assert not placed.cold
         thread.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
-        wait_until(lambda: scalar(postgres, waiting), 10, "the relay waits for the intake")
+        wait_until(lambda: scalar(postgres, waiting), 60, "the relay waits for the intake")
         assert seen == []
     thread.join(10)
     assert seen == ["order-1:placed"]

@@ -144,7 +144,7 @@ def test_sales_that_waited_for_an_activation_goes_to_the_new_generation(postgres
         _activate(connection, "initial", "second")
         thread.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        wait_until(lambda: scalar(postgres, waiting), 10, "sales waits for the activation")
+        wait_until(lambda: scalar(postgres, waiting), 60, "sales waits for the activation")
     thread.join(10)
     assert _totals(postgres) == {}
     assert _totals(postgres, "second") == {"JPY": (1, 100)}

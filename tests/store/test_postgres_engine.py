@@ -71,7 +71,7 @@ def test_of_two_transactions_in_a_deadlock_one_commits_and_the_other_is_our_own_
         with postgres.write() as connection:
             connection.exec_driver_sql("SET LOCAL deadlock_timeout = '50ms'")
             connection.exec_driver_sql(f"UPDATE orders SET sku = 'x' WHERE id = 'order-{first}'")
-            gate.wait(10)
+            gate.wait(60)
             connection.exec_driver_sql(f"UPDATE orders SET sku = 'x' WHERE id = 'order-{second}'")
 
     results = together(lambda: swap(1, 2), lambda: swap(2, 1))
@@ -170,6 +170,6 @@ def test_the_tests_server_goes_when_its_parent_is_killed(postgres: Database) -> 
                 return True
             return False
 
-        wait_until(gone, 20, "the server stops")
+        wait_until(gone, 60, "the server stops")
         folder = Path(str(sa.make_url(url).query["host"])).parent
-        wait_until(lambda: not folder.exists(), 20, "its folder is removed")
+        wait_until(lambda: not folder.exists(), 60, "its folder is removed")

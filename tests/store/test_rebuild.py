@@ -203,17 +203,17 @@ def test_an_intake_in_flight_commits_before_the_pause_does(database: Database) -
         with database.write() as connection:
             place_order(connection, order(1), 1)
             placed.set()
-            assert release.wait(10)
+            assert release.wait(60)
             assert not paused.is_set()
 
     def pause() -> list[tuple[Any, ...]]:
-        assert placed.wait(10)
+        assert placed.wait(60)
         begin(database)
         paused.set()
         return rows(database, "SELECT id FROM orders")
 
     def releaser() -> None:
-        assert placed.wait(10)
+        assert placed.wait(60)
         # The pause waits: it does not commit while the intake is open.
         assert not paused.wait(0.3)
         release.set()
@@ -238,7 +238,7 @@ def test_whatever_intakes_race_with_a_rebuild_each_order_is_in_its_history_or_re
         raise AssertionError("the pause never came")
 
     def saga() -> str:
-        assert go.wait(20)
+        assert go.wait(60)
         rebuild_id = begin(database)
         count = scalar(database, "SELECT count(*) FROM orders")
         spread(database, *publish(database))
@@ -261,10 +261,10 @@ def test_a_resume_that_meets_a_rebuild_at_its_beginning_waits_and_is_refused(pos
         with postgres.write() as connection:
             begin_rebuild(connection, "run-1", kind="rebuild", target=None, resume=False, now=10)
             begun.set()
-            assert release.wait(10)
+            assert release.wait(60)
 
     def resume() -> None:
-        assert begun.wait(10)
+        assert begun.wait(60)
         try:
             with postgres.write() as connection:
                 resume_intake(connection)
@@ -272,7 +272,7 @@ def test_a_resume_that_meets_a_rebuild_at_its_beginning_waits_and_is_refused(pos
             over.set()
 
     def releaser() -> None:
-        assert begun.wait(10)
+        assert begun.wait(60)
         assert not over.wait(0.2)
         release.set()
 

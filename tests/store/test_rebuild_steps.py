@@ -225,7 +225,7 @@ def test_a_step_that_overlaps_the_end_leaves_nothing_behind(database: Database, 
         ONE[step](connection, rebuild_id)
 
     def end() -> str:
-        assert inside.wait(10)
+        assert inside.wait(60)
         ended = fail(database, rebuild_id).state
         release.set()
         return ended
@@ -283,15 +283,15 @@ def test_seal_waits_for_a_replay_in_flight(postgres: Database) -> None:
     def slow(connection: sa.Connection, rebuild_id: str) -> None:
         replay_chunk(connection, rebuild_id, 0, 1000)
         replayed.set()
-        assert release.wait(10)
+        assert release.wait(60)
 
     def closer() -> None:
-        assert replayed.wait(10)
+        assert replayed.wait(60)
         run(postgres, seal, rebuild_id)
         sealed.set()
 
     def releaser() -> None:
-        assert replayed.wait(10)
+        assert replayed.wait(60)
         assert not sealed.wait(0.3)
         release.set()
 

@@ -113,6 +113,14 @@ def _no_event_at_all(database: Database) -> None:
     )
 
 
+def _no_event_for_a_missing_one(database: Database) -> None:
+    _remove(database, 3)
+    execute(
+        database,
+        "INSERT INTO sales_applied (generation, position, amount, currency) VALUES ('generation-1', 999, 300, 'JPY')",
+    )
+
+
 DOCTORED: dict[str, tuple[Callable[[Database], None], list[str]]] = {
     "missing": (
         _missing,
@@ -159,7 +167,14 @@ DOCTORED: dict[str, tuple[Callable[[Database], None], list[str]]] = {
     ),
     "a row of no event": (
         _no_event_at_all,
-        ["totals: JPY expected 6 orders, 2100; rows hold 7, 2101; totals say 6, 2100"],
+        [
+            "unexpected: position 999, where there is no event",
+            "totals: JPY expected 6 orders, 2100; rows hold 7, 2101; totals say 6, 2100",
+        ],
+    ),
+    "a row of no event in place of one that is missing": (
+        _no_event_for_a_missing_one,
+        ["missing: order-3:placed", "unexpected: position 999, where there is no event"],
     ),
 }
 

@@ -152,7 +152,7 @@ def test_live_sales_that_race_with_the_switch_never_write_to_a_retired_generatio
                 started.set()
 
     def switch() -> int:
-        assert started.wait(20)
+        assert started.wait(60)
         run(database, ONE[ACTIVATED], rebuild_id)
         return int(scalar(database, "SELECT count(*) FROM sales_applied WHERE generation = 'initial'"))
 
@@ -178,16 +178,16 @@ def test_a_live_sale_that_waited_for_the_switch_goes_to_the_new_generation(postg
         with postgres.write() as connection:
             activate(connection, rebuild_id, 12)
             switched.set()
-            assert release.wait(10)
+            assert release.wait(60)
 
     def live() -> None:
-        assert switched.wait(10)
+        assert switched.wait(60)
         with postgres.write() as connection:
             Sales().deliver_batch(connection, next_batch(connection, "sales", 10))
         taken.set()
 
     def releaser() -> None:
-        assert switched.wait(10)
+        assert switched.wait(60)
         assert not taken.wait(0.3)
         release.set()
 

@@ -123,13 +123,13 @@ class Saga:
     attempts: Attempts
 
     async def at_the_gate(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.writer.reached.wait()
 
     async def outcome(self) -> Any:
         """The run's report, or what it failed with."""
         try:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(120):
                 return await self.handle.result()
         except WorkflowFailureError as error:
             return error.cause
@@ -168,7 +168,7 @@ async def carried_on(
         finally:
             writer.go.set()
             # What was at the gate finds that all is over. Not during the worker's end: its answer might be stranded.
-            await eventually(lambda: attempts.running == 0, 20, "no activity is under way")
+            await eventually(lambda: attempts.running == 0, 60, "no activity is under way")
     writer.close()
 
 

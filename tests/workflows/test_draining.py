@@ -52,11 +52,11 @@ async def test_the_safety_timer_drains_after_15_minutes_of_rest(skipper: TimeSki
             handle = await skipper.client.start_workflow(
                 RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE
             )
-        await eventually(lambda: resting(handle), 10, "the relay rests")
+        await eventually(lambda: resting(handle), 60, "the relay rests")
         assert await skipper.fast_forward(handle, timedelta(minutes=14, seconds=30))
         assert len(drains.begun) == 1
         assert await skipper.fast_forward(handle, timedelta(minutes=1))
-        await eventually(lambda: resting(handle, 2), 10, "it drained and rests again")
+        await eventually(lambda: resting(handle, 2), 60, "it drained and rests again")
         assert drains.begun == [RELAY_ID] * 2
 
 
@@ -66,9 +66,9 @@ async def test_a_wake_at_rest_drains_at_once(client: Client) -> None:
         runs = Runs(client, ["billing"])
         await runs.ensure()
         handle = client.get_workflow_handle(receiver_id("billing"))
-        await eventually(lambda: resting(handle), 10, "the receiver rests")
+        await eventually(lambda: resting(handle), 60, "the receiver rests")
         await runs.wake([receiver_id("billing")])
-        await eventually(lambda: resting(handle, 2), 10, "it drained and rests again")
+        await eventually(lambda: resting(handle, 2), 60, "it drained and rests again")
         assert drains.begun.count(receiver_id("billing")) == 2
         assert drains.begun.count(RELAY_ID) == 1
 
@@ -83,11 +83,11 @@ async def test_a_wake_during_a_drain_makes_another_one_follow(client: Client) ->
     drains = Drains(work)
     async with workers(client, drains=[drains.drain]):
         handle = await client.start_workflow(RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE)
-        await eventually(lambda: drains.begun, 10, "the first drain begins")
+        await eventually(lambda: drains.begun, 60, "the first drain begins")
         for _ in range(3):
             await handle.signal(RelayWorkflow.wake)
         go_on.set()
-        await eventually(lambda: resting(handle), 10, "it rests")
+        await eventually(lambda: resting(handle), 60, "it rests")
         assert len(drains.begun) == 2
 
 
@@ -100,7 +100,7 @@ async def test_a_drain_that_has_more_to_do_is_followed_at_once(client: Client) -
     drains = Drains(work)
     async with workers(client, drains=[drains.drain]):
         handle = await client.start_workflow(RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE)
-        await eventually(lambda: resting(handle), 10, "it rests")
+        await eventually(lambda: resting(handle), 60, "it rests")
         assert len(drains.begun) == 2
 
 
@@ -123,7 +123,7 @@ async def test_its_details_say_what_it_does(client: Client) -> None:
     drains = Drains(work)
     async with workers(client, drains=[drains.drain]):
         await Runs(client, ["billing"]).wake([receiver_id("billing")])
-        await eventually(lambda: at_rest(handle), 10, "it rests")
+        await eventually(lambda: at_rest(handle), 60, "it rests")
     assert len(seen) == 3
     for expected, details in seen:
         assert expected is not None
@@ -147,9 +147,9 @@ async def test_a_drain_that_fails_goes_on_when_redis_is_back(skipper: TimeSkippe
             handle = await skipper.client.start_workflow(
                 RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE
             )
-        await eventually(lambda: drains.begun, 10, "the first attempt")
+        await eventually(lambda: drains.begun, 60, "the first attempt")
         await skipper.fast_forward(handle, timedelta(minutes=11))
-        await eventually(lambda: resting(handle), 10, "it drained and rests")
+        await eventually(lambda: resting(handle), 60, "it drained and rests")
         assert len(drains.begun) > 100  # at most 5 s apart
         [scheduled] = await events_of(handle, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)
         attributes = scheduled.activity_task_scheduled_event_attributes
@@ -177,7 +177,7 @@ async def test_no_wake_is_lost_over_continue_as_new(short_client: Client) -> Non
         for _ in range(60):
             todo += 1  # as intake does: the work is there before the wake
             await runs.wake([billing])
-        await eventually(lambda: done == 60, 10, "every wake led to a drain that came after it")
+        await eventually(lambda: done == 60, 60, "every wake led to a drain that came after it")
 
         async def begun() -> WorkflowExecutionStartedEventAttributes:
             [event] = await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
@@ -190,14 +190,14 @@ async def test_no_wake_is_lost_over_continue_as_new(short_client: Client) -> Non
             ended = await events_of(handle, EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED)
             return message if message.drains + len(ended) == len(drains.begun) else None
 
-        message = await eventually(counted, 10, "the counts are carried over")
+        message = await eventually(counted, 60, "the counts are carried over")
         assert 0 < message.events <= 60
         assert message.timings == Timings()
         described = await handle.describe()
         assert described.run_id != first
         # What a person finds it by is there after continue-as-new as well.
         # (The SDK cannot carry the static summary; the current details say the same.)
-        await eventually(lambda: at_rest(handle), 10, "its details say what it is and does")
+        await eventually(lambda: at_rest(handle), 60, "its details say what it is and does")
         assert described.typed_search_attributes[RECEIVER] == "billing"
         assert "Receiver" in (await begun()).search_attributes.indexed_fields
         summaries = [
@@ -218,7 +218,7 @@ async def test_an_error_in_workflow_code_ends_no_run(client: Client, monkeypatch
     drains = Drains()
     async with workers(client, drains=[drains.drain]):
         handle = await client.start_workflow(RelayWorkflow.run, StageInput(), id=RELAY_ID, task_queue=TASK_QUEUE)
-        await eventually(lambda: resting(handle), 20, "the run goes on")
+        await eventually(lambda: resting(handle), 60, "the run goes on")
         [failed] = await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
         assert "a bug" in failed.workflow_task_failed_event_attributes.failure.message
         assert drains.begun == [RELAY_ID]

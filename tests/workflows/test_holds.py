@@ -45,12 +45,12 @@ async def test_a_held_receiver_says_so_writes_little_history_and_goes_on_within_
             set_fault(connection, "sales", OUTAGE)
         place(sqlite, *range(1, 51))
         await worker.runs.wake()
-        await eventually(lambda: counts(sqlite, "mail") == {"done": 50}, 30, "mail notices nothing")
+        await eventually(lambda: counts(sqlite, "mail") == {"done": 50}, 60, "mail notices nothing")
 
         async def on_hold() -> bool:
             return "on hold since" in await details()
 
-        await eventually(on_hold, 20, "the run says that its receiver is on hold")
+        await eventually(on_hold, 60, "the run says that its receiver is on hold")
         said = await details()
         assert "**receiver/sales** on hold since 20" in said
         assert "ReceiverUnavailable: sales is switched off (fault on --mode outage)" in said
@@ -65,17 +65,17 @@ async def test_a_held_receiver_says_so_writes_little_history_and_goes_on_within_
             original(*args)
 
         probes.deliver_batch = counting  # type: ignore[method-assign]
-        await eventually(lambda: tried >= 5, 30, "it is probed")
+        await eventually(lambda: tried >= 5, 60, "it is probed")
         # However often it is probed, a minute on hold is one drain, with the few events that a drain has.
         assert await drains() <= before + 1
         assert counts(sqlite, "sales") == {"pending": 50}
         with sqlite.write() as connection:
             clear_fault(connection, "sales")
-        await eventually(lambda: counts(sqlite, "sales") == {"done": 50}, 10, "it goes on")
+        await eventually(lambda: counts(sqlite, "sales") == {"done": 50}, 60, "it goes on")
 
         async def as_ever() -> bool:
             return "on hold" not in await details()
 
-        await eventually(as_ever, 20, "the run says that all is well")
+        await eventually(as_ever, 60, "the run says that all is well")
     assert scalar(sqlite, "SELECT max(attempts) FROM deliveries") == 0
     assert rows(sqlite, "SELECT orders FROM sales_totals") == [(50,)]

@@ -115,7 +115,7 @@ async def test_a_day_on_hold_spends_nothing_and_keeps_the_order(
         return str(metadata.current_details)
 
     async with workers(skipper.client, [deliveries.attempt_delivery], [drains.drain], interceptors=[attempts]):
-        await eventually(lambda: attempts.of("attempt_delivery") and _held(database), 20, "the receiver is on hold")
+        await eventually(lambda: attempts.of("attempt_delivery") and _held(database), 60, "the receiver is on hold")
         assert await skipper.fast_forward(event, DAY)
         assert await skipper.fast_forward(receiver, DAY)
         assert "**shop** on hold since 20" in (await details()).replace("receiver/", "")
@@ -135,11 +135,11 @@ async def test_a_day_on_hold_spends_nothing_and_keeps_the_order(
 
         shop.down = False
         assert await skipper.fast_forward(receiver, LAP + timedelta(seconds=5))
-        await eventually(lambda: len(shop.taken) >= 24, 10, "all but what waits for the failed one")
+        await eventually(lambda: len(shop.taken) >= 24, 60, "all but what waits for the failed one")
         assert len(await events_of(receiver, scheduled)) <= before + 4  # the first drain that could, and to rest
         await skipper.fast_forward(event)
         assert (await event.result())["state"] == "done"
-        await eventually(lambda: len(shop.taken) == 26, 20, "what waited behind it")
+        await eventually(lambda: len(shop.taken) == 26, 60, "what waited behind it")
         assert "on hold" not in await details()
     writer.close()
     for name, last in [*((name, 3) for name in names), ("failed", 2)]:

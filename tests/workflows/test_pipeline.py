@@ -71,7 +71,7 @@ async def test_orders_reach_every_receiver_once(
         for first in (1, 11):  # in two waves, with a rest between them
             place(sqlite, *range(first, first + 10))
             await worker.runs.wake()
-            await eventually(lambda: settled(sqlite, first + 9), 30, f"the orders from {first} on")  # noqa: B023
+            await eventually(lambda: settled(sqlite, first + 9), 60, f"the orders from {first} on")  # noqa: B023
         with sqlite.write() as connection:
             begin_job(connection, "job-1", 100, 1, 1 << 60)
         handle = await worker.runs.start_job(FulfilmentInput("job-1", 100))
@@ -94,7 +94,7 @@ async def test_orders_that_nobody_announced_flow(client: Client, sqlite: Databas
     place(sqlite, *range(1, 31))  # older than all receivers, which do not get them
     async with running(client, sqlite, redis_url):
         place(sqlite, *range(31, 61))
-        await eventually(lambda: settled(sqlite, 30), 30, "what nobody announced")
+        await eventually(lambda: settled(sqlite, 30), 60, "what nobody announced")
     assert scalar(sqlite, "SELECT count(*) FROM outbox WHERE fanned_out_at IS NULL") == 0
 
 
@@ -107,7 +107,7 @@ async def test_a_worker_goes_on_where_the_one_before_it_ended(client: Client, sq
         place(sqlite, *range(first + 5, first + 10))
         await client.get_workflow_handle(worker.runs.stages[first % 3]).terminate()
     async with running(client, sqlite, redis_url):
-        await eventually(lambda: settled(sqlite, 30), 30, "all orders")
+        await eventually(lambda: settled(sqlite, 30), 60, "all orders")
     assert rows(sqlite, "SELECT orders FROM sales_totals") == [(30,)]
     assert scalar(sqlite, "SELECT count(*) FROM mail_messages") == 30
 
@@ -118,7 +118,7 @@ async def test_histories_hold_ids_and_counts_only(client: Client, sqlite: Databa
             for number in range(1, 6):
                 place_order(connection, order(number, sku="a-secret-sku", amount=987_654_321), 1)
         await worker.runs.wake()
-        await eventually(lambda: settled(sqlite, 5), 30, "the orders")
+        await eventually(lambda: settled(sqlite, 5), 60, "the orders")
     seen = 0
     for workflow_id in (*worker.runs.stages, delivery_id("fussy", "order-3:placed")):
         for event in (await client.get_workflow_handle(workflow_id).fetch_history()).events:

@@ -88,7 +88,7 @@ async def test_a_cancel_while_a_failure_is_being_written_leaves_the_failure_read
         await run.at_the_gate()
         await run.handle.cancel()
         # The run has heard of it: the request is in its history, and the next step of the run is done.
-        await eventually(lambda: _cancel_is_seen(run), 20, "the cancel reaches the run")
+        await eventually(lambda: _cancel_is_seen(run), 60, "the cancel reaches the run")
         run.writer.go.set()
         outcome: Any = await run.outcome()
     done = rebuild(sqlite, "rebuild-1")

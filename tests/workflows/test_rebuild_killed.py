@@ -135,7 +135,7 @@ async def test_one_rebuild_goes_on_though_temporal_is_killed_in_every_phase_of_i
                 own_server.kill()
                 writer.go.set()
                 # The step at hand is committed, and its worker goes on without the server.
-                await eventually(lambda s=step: s not in writer.left, 10, f"{step} is over")
+                await eventually(lambda s=step: s not in writer.left, 60, f"{step} is over")
                 own_server.start()
                 await asyncio.to_thread(own_server.wait_ready, 30)
             report = await run.outcome()
@@ -163,7 +163,7 @@ async def test_a_rebuild_whose_run_is_lost_with_temporals_data_ends_as_the_datab
     with Watch(sqlite, every=0.1).watching():
         async with workers(client, activities_of(writer)):
             await runs.start_rebuild(INPUT)
-            await asyncio.wait_for(writer.reached.wait(), 30)
+            await asyncio.wait_for(writer.reached.wait(), 60)
             own_server.kill()
             for file in own_server.home.rglob("temporal.db*"):
                 file.unlink()
@@ -174,7 +174,7 @@ async def test_a_rebuild_whose_run_is_lost_with_temporals_data_ends_as_the_datab
                 await look.once()
                 return rebuild(sqlite, "rebuild-1").state != "RUNNING"
 
-            await eventually(ended, 30, "the look ends the rebuild")
+            await eventually(ended, 60, "the look ends the rebuild")
             writer.go.set()
             done = rebuild(sqlite, "rebuild-1")
             if switched:
@@ -183,7 +183,7 @@ async def test_a_rebuild_whose_run_is_lost_with_temporals_data_ends_as_the_datab
                 assert (done.state, done.error) == ("FAILED", "its run is gone")
                 assert state(sqlite, "generation-1") == "FAILED"
             assert intake(sqlite) == ("PAUSED", "rebuild-1", "generation-1" if switched else "initial")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 report = await (await runs.start_rebuild(INPUT)).result()
     writer.close()
     events.close()

@@ -16,7 +16,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from contracts.names import DRAIN_TASK_QUEUE
 from worker import end_workers, steps_worker
 
-BUSY = 5.0
+BUSY = 15.0  # seconds
 
 
 class Attempts(Interceptor):
