@@ -51,7 +51,7 @@ from runs.connect import connect
 from runs.profile import configured_address
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
-from store.clock import now_ms
+from store.clock import now_ms, seconds_until
 from store.control import initialize
 from store.engine import Database
 from store.receiver_ends import read_end
@@ -237,8 +237,8 @@ class SaiseiWorker:
         self._started: list[Worker] = []
         self.stuck = False
 
-    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
-        await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id))
+    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str, due: int) -> None:
+        await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id), delay=seconds_until(due))
 
     async def _why_ended(self, stage: str) -> str | None:
         receiver = receiver_of(stage)

@@ -26,7 +26,7 @@ from pipeline.recovery import recover_outbox
 from pipeline.writer import Writer
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
-from store.clock import now_ms
+from store.clock import now_ms, seconds_until
 from store.deliveries import claim_runs, first_next, forget_runs, retrying_exists
 from store.jobs import (
     JOB_LOOK_MS,
@@ -149,8 +149,9 @@ class Look:
             claimed = await self.writer.write(
                 partial(claim_runs, receiver=name, most_open=MOST_OPEN_RUNS, overdue=overdue)
             )
-            for event_id, aggregate_id in claimed:
-                await self.runs.start_delivery(DeliveryInput(name, event_id, aggregate_id))
+            for event_id, aggregate_id, due in claimed:
+                message = DeliveryInput(name, event_id, aggregate_id)
+                await self.runs.start_delivery(message, delay=seconds_until(due))
 
     async def _jobs(self) -> None:
         now = now_ms()

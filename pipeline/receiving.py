@@ -49,7 +49,7 @@ _LONGEST_TRANSACTION = 0.010
 _PROGRESS_EVERY_MS = 1000
 _MOST_ACCUSED = 2  # a receiver that comes and goes costs no more events an attempt
 
-StartRun = Callable[[str, str, str], Awaitable[None]]  # receiver, event id, aggregate id
+StartRun = Callable[[str, str, str, int], Awaitable[None]]  # receiver, event id, aggregate id, due (UTC ms)
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Taking:
     met: list[Event] = field(default_factory=list)
     down: bool = False
     hold: Hold | None = None
-    runs: list[tuple[str, str]] = field(default_factory=list)  # (event id, aggregate id): to be started after it
+    runs: list[tuple[str, str, int]] = field(default_factory=list)  # as `claim_runs` has them: to be started after it
 
 
 class ReceiverStage:
@@ -145,13 +145,13 @@ class ReceiverStage:
         await self._start(runs)
         return len(runs)
 
-    def _claim(self, connection: Connection) -> list[tuple[str, str]]:
+    def _claim(self, connection: Connection) -> list[tuple[str, str, int]]:
         return claim_runs(connection, self._receiver.name, MOST_OPEN_RUNS, now_ms() - self._grace_ms)
 
-    async def _start(self, runs: Sequence[tuple[str, str]]) -> None:
-        for event_id, aggregate_id in runs:
+    async def _start(self, runs: Sequence[tuple[str, str, int]]) -> None:
+        for event_id, aggregate_id, due in runs:
             try:
-                await self._start_run(self._receiver.name, event_id, aggregate_id)
+                await self._start_run(self._receiver.name, event_id, aggregate_id, due)
             except Exception as error:
                 # Temporal is away: the delivery stays `retrying`, and the look starts its run once it is overdue.
                 logger.warning("run of %s at %s not started: %s", event_id, self._receiver.name, error)
@@ -172,8 +172,9 @@ class ReceiverStage:
         if taking.taken and now - self._noted_at > _PROGRESS_EVERY_MS:
             note_progress(connection, self._receiver.name, now)
             self._noted_at = now
-        if taking.taken and not taking.failed:
-            self._size.observe(taking.taken, time.monotonic() - started)
+        if taking.taken:
+            moved = taking.taken + taking.failed
+            self._size.observe(moved, time.monotonic() - started, left=len(events) - moved)
         return taking
 
     def _next(self, connection: Connection, *, probing: bool) -> EventBatch:

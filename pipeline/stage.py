@@ -102,8 +102,9 @@ class BatchSize:
     def __init__(self, first: int = 500) -> None:
         self.value = first
 
-    def observe(self, events: int, seconds: float) -> None:
-        """A batch of `events` took `seconds`. A small one that was quick says nothing about large ones."""
-        if events >= self.value or seconds > _AIM:
+    def observe(self, events: int, seconds: float, *, left: int = 0) -> None:
+        """A batch of `events` took `seconds`, and `left` more were read and not reached. A small one that was quick
+        says nothing about large ones."""
+        if events >= self.value or seconds > _AIM or left > 0:
             fitting = int(events * _AIM / max(seconds, 0.0001))
             self.value = max(_SMALLEST, min(_LARGEST, (self.value + fitting) // 2))

@@ -21,9 +21,13 @@ class FailureConverter(DefaultFailureConverter):
     the message in the Web UI."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        super().to_failure(exception, payload_converter, failure)
-        if isinstance(exception, ApplicationError) and exception.category == ApplicationErrorCategory.BENIGN:
-            failure.ClearField("stack_trace")
+        expected = isinstance(exception, ApplicationError) and exception.category == ApplicationErrorCategory.BENIGN
+        # Writing the stack down takes milliseconds, so it is not left out only afterwards.
+        stack = exception.__traceback__
+        try:
+            super().to_failure(exception.with_traceback(None) if expected else exception, payload_converter, failure)
+        finally:
+            exception.__traceback__ = stack
 
 
 _CONVERTER = dataclasses.replace(DataConverter.default, failure_converter_class=FailureConverter)

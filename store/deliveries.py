@@ -272,37 +272,43 @@ def retrying_exists(connection: Connection, receiver: str, most_open: int, overd
     return (0 in found and open_runs < most_open) or (oldest is not None and oldest < overdue)
 
 
-def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: int) -> list[tuple[str, str]]:
-    """(event id, aggregate id) of the `retrying` deliveries whose run is to be started now, oldest due first.
+_RETRYING = (deliveries.c.receiver == sa.bindparam("receiver"), sa.text("deliveries.status = 'retrying'"))
+_OPEN_RUNS = by_index(
+    sa.select(sa.func.count(), sa.func.min(deliveries.c.next_attempt_at)).where(*_RETRYING, deliveries.c.has_run == 1),
+    deliveries,
+    "deliveries_due",
+)
+_LOST_RUNS = (
+    sa.select(deliveries.c.position)
+    .where(*_RETRYING, deliveries.c.has_run == 1, deliveries.c.next_attempt_at < sa.bindparam("overdue"))
+    .order_by(deliveries.c.next_attempt_at)
+    .limit(sa.bindparam("limit"))
+)
+_WITHOUT_RUN = (
+    sa.select(deliveries.c.position)
+    .where(*_RETRYING, deliveries.c.has_run == 0)
+    .order_by(deliveries.c.next_attempt_at)
+    .limit(sa.bindparam("limit"))
+)
+
+
+def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: int) -> list[tuple[str, str, int]]:
+    """(event id, aggregate id, when its next attempt is due in UTC ms) of the `retrying` deliveries whose run is to be
+    started now, oldest due first.
 
     At most `most_open` have one at a time. One that was due before `overdue` (UTC ms) and still waits has lost its
     run, and is named again. Starting a run that exists is harmless.
     """
     lock_receiver(connection, receiver)  # two that count at once would both find room
-    of_receiver = (deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
-    lost = list(
-        connection.execute(
-            sa.select(deliveries.c.position)
-            .where(*of_receiver, deliveries.c.has_run == 1, deliveries.c.next_attempt_at < overdue)
-            .order_by(deliveries.c.next_attempt_at)
-            .limit(most_open)
-        ).scalars()
-    )
-    running = connection.execute(
-        by_index(
-            sa.select(sa.func.count()).select_from(deliveries).where(*of_receiver, deliveries.c.has_run == 1),
-            deliveries,
-            "deliveries_due",
-        )
-    ).scalar_one()
-    new = list(
-        connection.execute(
-            sa.select(deliveries.c.position)
-            .where(*of_receiver, deliveries.c.has_run == 0)
-            .order_by(deliveries.c.next_attempt_at)
-            .limit(max(0, most_open - running))
-        ).scalars()
-    )
+    of_receiver = {"receiver": receiver}
+    running, oldest = connection.execute(_OPEN_RUNS, of_receiver).one()
+    lost: list[int] = []
+    if oldest is not None and oldest < overdue:
+        parameters = {**of_receiver, "overdue": overdue, "limit": most_open}
+        lost = list(connection.execute(_LOST_RUNS, parameters).scalars())
+    new: list[int] = []
+    if running < most_open:
+        new = list(connection.execute(_WITHOUT_RUN, {**of_receiver, "limit": most_open - running}).scalars())
     if new:
         connection.execute(
             sa.update(deliveries)
@@ -312,9 +318,9 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
     if not new and not lost:
         return []
     return [
-        (row[0], row[1])
+        (row[0], row[1], row[2])
         for row in connection.execute(
-            sa.select(outbox.c.event_id, outbox.c.aggregate_id)
+            sa.select(outbox.c.event_id, outbox.c.aggregate_id, deliveries.c.next_attempt_at)
             .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
             .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new + lost))
             .order_by(deliveries.c.next_attempt_at, deliveries.c.position)

@@ -167,7 +167,7 @@ def join_lines(connection: Connection, line: Any) -> Any:
     return join(line, "\n")
 
 
-def by_index(statement: sa.Select[Any], table: Table, index: str) -> sa.Select[Any]:
+def by_index(statement: sa.Select[*tuple[Any, ...]], table: Table, index: str) -> sa.Select[*tuple[Any, ...]]:
     """`statement` with `table` read through `index` where SQLite, which has no statistics, would choose worse."""
     return statement.with_hint(table, f"INDEXED BY {index}", "sqlite")
 

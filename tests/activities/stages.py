@@ -78,7 +78,7 @@ class Stages:
             for receiver in receivers:
                 register_receiver(connection, receiver.name, receiver.event_types)
 
-    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
+    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str, due: int) -> None:
         self.started.append((receiver, event_id, aggregate_id))
 
     async def drain(self, *stages: Stage) -> None:

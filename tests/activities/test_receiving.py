@@ -3,7 +3,6 @@
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -277,11 +276,8 @@ async def test_a_full_disk_counts_against_nobody(sqlite: Database, redis_url: st
         pages = int(scene.scalar("PRAGMA page_count"))
 
         def limit(most: int) -> None:
-            connections: list[Any] = [sqlite.engine.raw_connection() for _ in range(5)]
-            for connection in connections:
-                connection.driver_connection.execute(f"PRAGMA max_page_count = {most}").close()
-            for connection in connections:
-                connection.close()
+            with sqlite.write() as connection:  # the one that is written through, which the database keeps
+                connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
 
         limit(pages + 20)
         with pytest.raises((DBAPIError, SaiseiError)):

@@ -129,6 +129,9 @@ def test_the_size_of_a_batch_follows_its_time() -> None:
     assert size.value == 50
     size.observe(50, 0.0)
     assert size.value == 2000
+    for _ in range(20):
+        size.observe(60, 0.010, left=size.value - 60)  # events failed, and no more was reached in time
+    assert 90 < size.value < 100
 
 
 async def test_steps_hand_over_to_the_next_stage(scene: Stages) -> None:

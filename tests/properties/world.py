@@ -135,7 +135,7 @@ class World:
         }
         self.delivering = DeliveryActivities(self.writer, receivers, self.hub, retry=retry, settled=self._settled)
 
-    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str) -> None:
+    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str, due: int) -> None:
         run = DeliveryInput(receiver, event_id, aggregate_id)
         if run not in self.open_runs:  # a run that exists is not started again
             self.open_runs.append(run)

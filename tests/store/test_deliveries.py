@@ -46,7 +46,7 @@ def _state(database: Database, receiver: str) -> list[Any]:
 
 def _claim(database: Database, most_open: int, overdue: int = 0) -> list[str]:
     with database.write() as connection:
-        return [event_id for event_id, _ in claim_runs(connection, "one", most_open, overdue)]
+        return [event_id for event_id, _, _ in claim_runs(connection, "one", most_open, overdue)]
 
 
 def test_pending_events_come_in_order_and_no_more_than_asked_for(database: Database) -> None:
@@ -240,6 +240,16 @@ def _failing(database: Database, count: int) -> None:
         event = append(database, f"agg{number}", 1)[0]
         spread(database, event.event_id)
         _fail(database, "one", event.position, 1000 - number)
+
+
+def test_a_claimed_run_is_told_when_its_attempt_is_due(database: Database) -> None:
+    events = delivered_to(database, "one", count=1)
+    with database.write() as connection:
+        record_failure(connection, "one", events[0].position, attempts=1, error="bad", next_attempt_at=1234, now=1)
+    with database.write() as connection:
+        assert claim_runs(connection, "one", 1, 0) == [("a-1", "a", 1234)]
+        assert claim_runs(connection, "one", 1, 1234) == []  # it has its run, and is not overdue
+        assert claim_runs(connection, "one", 1, 1235) == [("a-1", "a", 1234)]  # its run was lost
 
 
 def test_runs_are_claimed_oldest_due_first_up_to_the_cap(database: Database) -> None:
