@@ -180,6 +180,7 @@ async def test_a_large_one_continues_as_new(short_client: Client, scene: Scene) 
         assert (await handle.result())["taken"] == 24
     latest = await short_client.get_workflow_handle(redrive_id("r")).describe()
     assert latest.run_id != handle.first_execution_run_id
+    assert await latest.memo() == {"summary": "redrive r"}
     assert scene.state("r") == ("COMPLETED", 24, 0)
 
 
