@@ -39,19 +39,24 @@ class Intake:
 
         Raises Conflict, IntakePaused, StoreBusy.
         """
-        with self._database.write() as connection:
-            return place_order(connection, order, now_ms())
+        answer = self.place_all([order])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def place_all(self, orders: Sequence[Order]) -> list[PlacedOrder | Exception]:
         """Several in one transaction, which costs one wait for the disk; each has its own answer, or what `place`
         would raise for it. Durable when it returns. Raises StoreBusy, and what else concerns them all.
         """
+        try:
+            with self._database.write() as connection:
+                return [*place_orders(connection, orders, now_ms())]
+        except Exception as error:
+            if is_infrastructure_error(error):
+                raise
+        # One of them is refused by the database itself, and nothing of it is kept. One by one only that one fails; in
+        # the order of their ids, so that two transactions cannot wait for each other's orders.
         with self._database.write() as connection:
-            together = _kept(connection, lambda: place_orders(connection, orders, now_ms()))
-            if not isinstance(together, Exception):
-                return [*together]
-            # One of them is refused by the database itself. One by one only that one fails; in the order of their
-            # ids, so that two transactions cannot wait for each other's orders.
             answers = {
                 number: _kept(connection, partial(place_order, connection, orders[number], now_ms()))
                 for number in sorted(range(len(orders)), key=lambda number: orders[number].id)

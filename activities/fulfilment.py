@@ -34,12 +34,12 @@ COMMITTED, ALREADY_COMPLETED = "committed", "already_completed"
 
 
 class PaymentSide(ABC):
-    """Who takes the money. `request` is for a provider outside: it is called in no transaction, possibly more than
-    once, with a key that is the same at every retry of the job, which the provider must honour. `record` then writes
-    the charge in the transaction that completes the step."""
+    """Who takes the money. A provider outside is asked by a `request`: it is called in no transaction, possibly more
+    than once, with a key that is the same at every retry of the job, which the provider must honour. `record` then
+    writes the charge in the transaction that completes the step."""
 
-    def request(self, key: str, amount: int) -> None:  # noqa: B027 - asking nobody is a valid choice
-        """Ask the provider for `amount` (minor units) under the idempotency key. Nothing to ask by default."""
+    # Asks the provider for an amount (minor units) under the idempotency key: a method of who has one to ask.
+    request: Callable[[str, int], None] | None = None
 
     @abstractmethod
     def record(self, connection: Connection, job_id: str, amount: int, now: int) -> None:
@@ -49,8 +49,8 @@ class PaymentSide(ABC):
 class ShippingSide(ABC):
     """Who sends the goods; as PaymentSide."""
 
-    def request(self, key: str) -> None:  # noqa: B027 - as above
-        """Ask the carrier under the idempotency key. Nothing to ask by default."""
+    # Asks the carrier under the idempotency key: a method of who has one to ask.
+    request: Callable[[str], None] | None = None
 
     @abstractmethod
     def record(self, connection: Connection, job_id: str, now: int) -> None:
@@ -78,17 +78,17 @@ class FulfilmentActivities:
         self._writer = writer
         self._payments = payments
         self._shipping = shipping
-        # Who has nobody to ask need not know beforehand whether the step is done: the transaction sees to it.
-        self._asks_payments = type(payments).request is not PaymentSide.request
-        self._asks_shipping = type(shipping).request is not ShippingSide.request
 
     @activity.defn
     async def fulfil(self, message: StepInput) -> FulfilmentResult:
         """Both steps, one after the other, and the end of the job: the short way of a job with which all is well.
 
-        `ship` is `failed` when the goods were not sent; that step is then to be tried with all its patience. Raises
-        what the charge raises; what is done by then is recorded, and `charge` skips it.
+        `ship` is `failed` when the charge is recorded and the goods were not sent; that step is then to be tried with
+        all its patience. Raises what kept the charge from being recorded.
         """
+        if self._payments.request is None and self._carrier(message) is None:
+            # Nobody outside hears of either: one commit holds both, and neither is ever there without the other.
+            return await self._write(self._record_both, message)
         charge = await self.charge(message)  # durable before anybody hears of the shipment
         try:
             await self._ship(message, ended=True)
@@ -118,17 +118,19 @@ class FulfilmentActivities:
 
     async def _ship(self, message: StepInput, *, ended: bool) -> str:
         """`ended`: the job's outcome is written in the same transaction."""
-        if (self._asks_shipping or message.fails) and not await self._is_done(message.job_id, SHIP):
-            if message.fails:
-                raise ApplicationError(f"shipping of {message.job_id} was told to fail", type="ShippingFailed")
-            key = f"{job_aggregate(message.job_id)}/ship"
-            await self._writer.call(lambda: self._shipping.request(key))
+        request = self._carrier(message)
+        if request is not None and not await self._is_done(message.job_id, SHIP):
+            await self._writer.call(partial(request, f"{job_aggregate(message.job_id)}/ship"))
         return await self._write(partial(self._record_shipment, ended=ended), message)
 
+    def _carrier(self, message: StepInput) -> Callable[[str], None] | None:
+        """Who outside is asked to ship, if anybody; in a drill, one who refuses."""
+        return partial(_refuse, message.job_id) if message.fails else self._shipping.request
+
     async def _ask_payments(self, message: StepInput) -> None:
-        if self._asks_payments and not await self._is_done(message.job_id, CHARGE):
-            key = f"{job_aggregate(message.job_id)}/charge"
-            await self._writer.call(lambda: self._payments.request(key, message.amount))
+        request = self._payments.request
+        if request is not None and not await self._is_done(message.job_id, CHARGE):
+            await self._writer.call(partial(request, f"{job_aggregate(message.job_id)}/charge", message.amount))
 
     async def _is_done(self, job_id: str, step: str) -> bool:
         with _no_such_job():
@@ -137,6 +139,11 @@ class FulfilmentActivities:
     async def _write(self, record: Callable[[StepInput, Connection], T], message: StepInput) -> T:
         with _no_such_job():
             return await self._writer.write(partial(record, message))
+
+    def _record_both(self, message: StepInput, connection: Connection) -> FulfilmentResult:
+        charge = self._record_charge(message, connection)
+        self._record_shipment(message, connection, ended=True)
+        return FulfilmentResult(charge, "completed")
 
     def _record_charge(self, message: StepInput, connection: Connection) -> str:
         # Looked at under the lock, whatever was seen before: a second run may have come first.
@@ -157,6 +164,10 @@ class FulfilmentActivities:
         self._shipping.record(connection, message.job_id, now)
         complete_ship(connection, message.job_id, now)
         return COMMITTED
+
+
+def _refuse(job_id: str, _key: str) -> None:
+    raise ApplicationError(f"shipping of {job_id} was told to fail", type="ShippingFailed")
 
 
 @contextmanager

@@ -17,9 +17,11 @@ from store.clock import now_ms
 
 _BATCH = 2000
 _TRIM = """
+local head, taken = redis.call('LRANGE', KEYS[1], 0, #ARGV - 1), 0
 for i = 1, #ARGV do
-  if redis.call('LINDEX', KEYS[1], 0) == ARGV[i] then redis.call('LPOP', KEYS[1]) end
+  if head[taken + 1] == ARGV[i] then taken = taken + 1 end
 end
+redis.call('LTRIM', KEYS[1], taken, -1)
 """
 _ORDER = "json_extract(payload, '$.order_id')"
 _MONEY = "json_extract(payload, '$.amount'), json_extract(payload, '$.currency')"

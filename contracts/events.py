@@ -33,6 +33,10 @@ class Event:
         return parsed
 
 
+# Made once: making it took longer than what it does.
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
 def payload_text(payload: Mapping[str, Any]) -> str:
     """The one JSON form of a payload: compact, keys sorted, so equal payloads are equal texts."""
-    return json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return _encode(payload)

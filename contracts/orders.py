@@ -1,7 +1,7 @@
 """An order and the rules that it must satisfy before anything is written."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from contracts.errors import InvalidInput
@@ -33,7 +33,13 @@ class Order:
 
     def payload(self) -> dict[str, Any]:
         """The body of the order's `order-placed` event."""
-        return {"order_id": self.id, **{k: v for k, v in asdict(self).items() if k != "id"}}
+        return {
+            "order_id": self.id,
+            "sku": self.sku,
+            "qty": self.qty,
+            "amount": self.amount,
+            "currency": self.currency,
+        }
 
 
 def _integer_problem(value: object, low: int, high: int) -> str | None:

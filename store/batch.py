@@ -5,6 +5,7 @@ payloads cost more than the rest of its work.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import sqlalchemy as sa
@@ -45,10 +46,10 @@ class EventBatch(Sequence[Event]):
         self._keys = keys
         self._loaded = {} if loaded is None else loaded
 
-    @property
+    @cached_property
     def positions(self) -> list[int]:
         """Of the events, in order."""
-        return [position for position, _ in self._keys]
+        return [key[0] for key in self._keys]
 
     def without(self, aggregate_ids: Collection[str]) -> "EventBatch":
         """The events of other aggregates than these."""
@@ -62,7 +63,7 @@ class EventBatch(Sequence[Event]):
 
     def __iter__(self) -> Iterator[Event]:
         self._load()
-        return (self._loaded[position] for position, _ in self._keys)
+        return (self._loaded[position] for position in self.positions)
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
@@ -74,10 +75,10 @@ class EventBatch(Sequence[Event]):
         if isinstance(index, slice):
             return EventBatch(self._connection, self._keys[index], self._loaded)
         self._load()
-        return self._loaded[self._keys[index][0]]
+        return self._loaded[self.positions[index]]
 
     def _load(self) -> None:
-        missing = [position for position, _ in self._keys if position not in self._loaded]
+        missing = [position for position in self.positions if position not in self._loaded]
         if not missing:
             return
         rows = self._connection.execute(_chosen(self._connection), {"positions": pack(self._connection, missing)}).all()

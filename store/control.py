@@ -39,20 +39,16 @@ def initialize(connection: Connection, now: int) -> None:
     )
 
 
-_READ = sa.select(
-    control.c.intake,
-    control.c.paused_by,
-    control.c.active_generation,
-    control.c.epoch,
-    control.c.hot_until,
-)
+# As `Control` has them.
+COLUMNS = (control.c.intake, control.c.paused_by, control.c.active_generation, control.c.epoch, control.c.hot_until)
+_READ = sa.select(*COLUMNS)
 
 
 def read_control(connection: Connection) -> Control:
     """The control row. Raises NotFound before `init`."""
     row = connection.execute(_READ).one_or_none()
     if row is None:
-        raise NotFound("the database is not set up; run `starter.py init`")
+        raise not_set_up()
     return Control(*row)
 
 
@@ -60,6 +56,11 @@ def rewrite_control(connection: Connection) -> None:
     """Write the row as it is: changes nothing, and fails where nothing can be written."""
     for step in (1, -1):  # a row that becomes what it is SQLite does not write at all
         connection.execute(sa.update(control).values(hot_until=control.c.hot_until + step))
+
+
+def not_set_up() -> NotFound:
+    """What is wrong where there is no control row."""
+    return NotFound("the database is not set up; run `starter.py init`")
 
 
 def hold_lease(connection: Connection, until: int) -> None:

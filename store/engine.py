@@ -47,6 +47,7 @@ class Database:
             raise WrongSettings({"DATABASE_URL": "is not a database URL"}) from None
         self.url = parsed
         self._lock: FairLock | None = None
+        self._writer: Connection | None = None  # SQLite's, between two write transactions; the lock's holder takes it
         self._changes: list[Changes] = []
         self._asked = threading.local()  # `write` is set while this thread opens a transaction by `write`
         if parsed.get_backend_name() == "sqlite":
@@ -84,9 +85,16 @@ class Database:
                 yield connection
         else:
             with self._lock.held():
-                self._asked.write = True
-                with self.engine.begin() as connection:
-                    yield connection
+                # Kept, as there is one writer: taking it from the pool and giving it back cost as much as an insert.
+                connection, self._writer = self._writer or self.engine.connect(), None
+                try:
+                    self._asked.write = True
+                    with connection.begin():
+                        yield connection
+                except BaseException:
+                    connection.close()  # whatever is wrong with it, the next one starts afresh
+                    raise
+                self._writer = connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -113,6 +121,9 @@ class Database:
 
     def close(self) -> None:
         """Give all connections and lock files back."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         self.engine.dispose()
         for watch in self._changes:
             watch.close()

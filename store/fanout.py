@@ -77,8 +77,8 @@ def _register(connection: Connection) -> Any:
                 outbox.c.event_type == subscriptions.c.event_type,
                 outbox.c.position > subscriptions.c.since_position,
             )
-            # In one order everywhere, so that twins cannot wait for each other.
-            .order_by(outbox.c.position, subscriptions.c.receiver),
+            # In one order everywhere, so that twins cannot wait for each other; that of the key is the cheapest.
+            .order_by(subscriptions.c.receiver, outbox.c.position),
         )
         .on_conflict_do_nothing()
     )

@@ -11,21 +11,27 @@ from contracts.errors import Conflict, IntakePaused, NotFound
 from contracts.events import ORDER_PLACED
 from contracts.identifiers import order_aggregate, order_placed_id
 from contracts.orders import Order
-from store.control import Control, read_control
-from store.dialect import built_once, lock_aggregates, lock_intake, pack, value_list
+from store.control import COLUMNS, Control, not_set_up
+from store.dialect import Rendered, lock_aggregates, lock_intake, pack, value_list
 from store.outbox import append_event, append_first_events
-from store.schema import PAUSED, orders
+from store.schema import OPEN, PAUSED, control, orders
 
 _ORDER = (orders.c.id, orders.c.sku, orders.c.qty, orders.c.amount, orders.c.currency)
-# Made once: making them anew took longer than running them.
-_EXISTING = sa.select(*_ORDER, orders.c.placed_at).where(orders.c.id == sa.bindparam("id"))
-_RECORD = sa.insert(orders)
 
 
-@built_once
-def _existing(connection: Connection) -> Any:
-    wanted = value_list(connection, "ids", str)
-    return sa.select(*_ORDER, orders.c.placed_at).join_from(wanted, orders, orders.c.id == wanted.c.value)
+def _read_standing(connection: Connection) -> Any:
+    wanted = orders.c.id.in_(sa.select(value_list(connection, "ids", str).c.value))
+    return sa.select(*COLUMNS, *_ORDER, orders.c.placed_at).select_from(control.outerjoin(orders, wanted))
+
+
+def _read_lease_if_new(connection: Connection) -> Any:
+    known = sa.exists().where(orders.c.id.in_(sa.select(value_list(connection, "ids", str).c.value)))
+    return sa.select(control.c.hot_until).where(control.c.intake == sa.literal_column(f"'{OPEN}'"), ~known)
+
+
+_STANDING = Rendered(_read_standing, "ids")
+_LEASE_IF_NEW = Rendered(_read_lease_if_new, "ids")
+_RECORD = Rendered(lambda _: sa.insert(orders).inline(), "id", "sku", "qty", "amount", "currency", "placed_at")
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,9 @@ def place_order(connection: Connection, order: Order, now: int) -> PlacedOrder:
     The same order again with the same content is answered as the first time, also while intake is paused.
     Raises Conflict when the id names another order, IntakePaused when intake takes no new ones.
     """
-    lock_intake(connection, exclusive=False)
-    lock_aggregates(connection, [order_aggregate(order.id)])
-    control = read_control(connection)
-    existing = connection.execute(_EXISTING, {"id": order.id}).one_or_none()
-    placed = _answer(order, _placed(existing) if existing is not None else None, control, now)
+    _lock(connection, [order])
+    control, known = _standing(connection, [order])
+    placed = _answer(order, known.get(order.id), control, now)
     if placed.created:
         record_order(connection, order, now)
         append_event(
@@ -71,11 +75,12 @@ def place_orders(
 
     What the database refuses ends it for all of them, and nothing is to be kept then; one by one the others go on.
     """
-    lock_intake(connection, exclusive=False)
-    lock_aggregates(connection, [order_aggregate(order.id) for order in placing])
-    control = read_control(connection)
-    ids = pack(connection, [order.id for order in placing])
-    known = {row[0]: _placed(row) for row in connection.execute(_existing(connection), {"ids": ids})}
+    _lock(connection, placing)
+    hot_until = _lease_if_new(connection, placing)
+    if hot_until is not None:
+        _record_with_events(connection, placing, now)
+        return [PlacedOrder(order, now, created=True, cold=hot_until <= now) for order in placing]
+    control, known = _standing(connection, placing)
     answers: list[PlacedOrder | Conflict | IntakePaused] = []
     fresh = []
     for order in placing:
@@ -89,12 +94,34 @@ def place_orders(
             known[order.id] = PlacedOrder(order, now, created=False, cold=False)
         answers.append(placed)
     if fresh:
-        connection.execute(_RECORD, [_row(order, now) for order in fresh])
-        append_first_events(
-            connection,
-            [(order_placed_id(o.id), order_aggregate(o.id), ORDER_PLACED, o.payload()) for o in fresh],
-        )
+        _record_with_events(connection, fresh, now)
     return answers
+
+
+def _lock(connection: Connection, placing: Sequence[Order]) -> None:
+    """From here on neither the intake's state nor one of these orders changes until the transaction ends."""
+    lock_intake(connection, exclusive=False)
+    lock_aggregates(connection, [order_aggregate(order.id) for order in placing])
+
+
+def _lease_if_new(connection: Connection, placing: Sequence[Order]) -> int | None:
+    """`hot_until` if intake takes orders and each of these is a new one, which is all that nearly every group has to
+    know; else None."""
+    ids = {order.id for order in placing}
+    if len(ids) < len(placing):
+        return None
+    hot_until: int | None = _LEASE_IF_NEW(connection, (pack(connection, list(ids)),)).scalar_one_or_none()
+    return hot_until
+
+
+def _standing(connection: Connection, placing: Sequence[Order]) -> tuple[Control, dict[str, PlacedOrder]]:
+    """The control row, and by its id each of the orders whose id is taken. Raises NotFound before `init`."""
+    rows = _STANDING(connection, (pack(connection, [order.id for order in placing]),)).all()
+    if not rows:
+        raise not_set_up()
+    width = len(COLUMNS)
+    known = {row[width]: _placed(row[width:]) for row in rows if row[width] is not None}
+    return Control(*rows[0][:width]), known
 
 
 def _answer(order: Order, known: PlacedOrder | None, control: Control, now: int) -> PlacedOrder:
@@ -112,21 +139,22 @@ def _placed(row: Any) -> PlacedOrder:
     return PlacedOrder(Order(*row[:5]), row[5], created=False, cold=False)
 
 
-def _row(order: Order, now: int) -> dict[str, Any]:
-    return {
-        "id": order.id,
-        "sku": order.sku,
-        "qty": order.qty,
-        "amount": order.amount,
-        "currency": order.currency,
-        "placed_at": now,
-    }
+def _record_with_events(connection: Connection, fresh: Sequence[Order], now: int) -> None:
+    _RECORD(connection, [_row(order, now) for order in fresh])
+    append_first_events(
+        connection,
+        [(order_placed_id(o.id), order_aggregate(o.id), ORDER_PLACED, o.payload()) for o in fresh],
+    )
+
+
+def _row(order: Order, now: int) -> tuple[Any, ...]:
+    return (order.id, order.sku, order.qty, order.amount, order.currency, now)
 
 
 def record_order(connection: Connection, order: Order, now: int) -> None:
     """Only the order's row. Whoever calls this tells the outbox of it in the same transaction, as `place_order` does;
     without that the order exists and nobody ever hears of it."""
-    connection.execute(_RECORD, _row(order, now))
+    _RECORD(connection, _row(order, now))
 
 
 def get_order(connection: Connection, order_id: str) -> PlacedOrder:

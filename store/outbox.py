@@ -14,7 +14,7 @@ from contracts.errors import Conflict, NotFound
 from contracts.events import Event, payload_text
 from contracts.identifiers import order_placed_id
 from store.batch import EVENT
-from store.dialect import built_once, insert, lock_aggregates, pack, value_list
+from store.dialect import Rendered, built_once, insert, lock_aggregates, pack, value_list
 from store.schema import PENDING, PUBLISHED, outbox
 
 # What waits for the relay and what is in Redis, each as its partial index has it.
@@ -34,17 +34,18 @@ class OutboxRow:
     fanned_out_at: int | None
 
 
-_NEXT_SEQ = sa.select(sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1).where(
-    outbox.c.aggregate_id == sa.bindparam("aggregate_id")
-)
-_FIRST = sa.insert(outbox)
+_FIRST = Rendered(lambda _: sa.insert(outbox).inline(), "event_id", "aggregate_id", "seq", "event_type", "payload")
 _RECORDED = sa.select(*EVENT).where(outbox.c.event_id == sa.bindparam("event_id"))
 
 
 @built_once
 def _append(connection: Connection) -> Any:
-    # The same id may be on its way in another aggregate, whose lock is not ours.
-    return insert(connection, outbox).on_conflict_do_nothing(index_elements=["event_id"]).returning(outbox.c.position)
+    given = {name: sa.bindparam(name, type_=sa.Text) for name in ("event_id", "aggregate_id", "event_type", "payload")}
+    seq = sa.func.coalesce(sa.func.max(outbox.c.seq), 0) + 1
+    following = sa.select(*given.values(), seq).where(outbox.c.aggregate_id == given["aggregate_id"])
+    # The id may be recorded, or on its way in another aggregate, whose lock is not ours.
+    statement = insert(connection, outbox).from_select([*given, "seq"], following)
+    return statement.on_conflict_do_nothing(index_elements=["event_id"]).returning(outbox.c.position, outbox.c.seq)
 
 
 def append_event(
@@ -62,50 +63,29 @@ def append_event(
     """
     body = payload_text(payload)
     lock_aggregates(connection, [aggregate_id])
-    event = _recorded(connection, event_id, aggregate_id, event_type, body)
-    if event is not None:
-        return event, False
-    seq = connection.execute(_NEXT_SEQ, {"aggregate_id": aggregate_id}).scalar_one()
-    position = connection.execute(
+    new = connection.execute(
         _append(connection),
-        {
-            "event_id": event_id,
-            "aggregate_id": aggregate_id,
-            "seq": seq,
-            "event_type": event_type,
-            "payload": body,
-        },
-    ).scalar_one_or_none()
-    if position is None:
-        event = _recorded(connection, event_id, aggregate_id, event_type, body)
-        assert event is not None
-        return event, False
-    return Event(position, event_id, aggregate_id, seq, event_type, body), True
+        {"event_id": event_id, "aggregate_id": aggregate_id, "event_type": event_type, "payload": body},
+    ).one_or_none()
+    if new is None:
+        return _recorded(connection, event_id, aggregate_id, event_type, body), False
+    return Event(new[0], event_id, aggregate_id, new[1], event_type, body), True
 
 
 def append_first_events(connection: Connection, events: Sequence[tuple[str, str, str, Mapping[str, Any]]]) -> None:
     """(event id, aggregate id, type, payload) of events that are each the first of an aggregate of its own. The
     caller has locked these. The database refuses them all if one of the ids or aggregates has an event already."""
-    connection.execute(
-        _FIRST,
+    _FIRST(
+        connection,
         [
-            {
-                "event_id": event_id,
-                "aggregate_id": aggregate_id,
-                "seq": 1,
-                "event_type": event_type,
-                "payload": payload_text(payload),
-            }
+            (event_id, aggregate_id, 1, event_type, payload_text(payload))
             for event_id, aggregate_id, event_type, payload in events
         ],
     )
 
 
-def _recorded(connection: Connection, event_id: str, aggregate_id: str, event_type: str, body: str) -> Event | None:
-    row = connection.execute(_RECORDED, {"event_id": event_id}).one_or_none()
-    if row is None:
-        return None
-    event = Event(*row)
+def _recorded(connection: Connection, event_id: str, aggregate_id: str, event_type: str, body: str) -> Event:
+    event = Event(*connection.execute(_RECORDED, {"event_id": event_id}).one())
     if (event.aggregate_id, event.event_type, event.body) != (aggregate_id, event_type, body):
         raise Conflict(f"event {event_id} was recorded before with other content; nothing was changed")
     return event

@@ -70,21 +70,25 @@ def fulfil(database: Database) -> Iterator[Fulfil]:
     writer.close()
 
 
-async def test_the_charge_is_durable_before_the_shipment_is_written(database: Database, fulfil: Fulfil) -> None:
-    counted: list[tuple[int, int]] = []
+async def test_a_job_that_asks_nobody_outside_is_there_as_a_whole_or_not_at_all(
+    database: Database, fulfil: Fulfil
+) -> None:
+    seen: list[tuple[int, int]] = []
 
     class Looking(OwnShipping):
         def record(self, connection: Connection, job_id: str, now: int) -> None:
             super().record(connection, job_id, now)
-            counted.append((scalar(database, CHARGED), scalar(database, SHIPPED)))  # as others see it
+            seen.append((scalar(database, CHARGED), scalar(database, SHIPPED)))  # as others see it
 
     assert await fulfil(shipping=Looking()) == FulfilmentResult("committed", "completed")
-    assert counted == [(1, 0)]
+    assert seen == [(0, 0)]
     with database.read() as connection:
         job = get_job(connection, "job-1")
     assert (job.state, job.steps, job.charges) == ("COMPLETED", ("charge", "ship"), (("job-1", 100),))
     told = rows(database, "SELECT event_id, seq FROM outbox ORDER BY seq")
     assert told == [("job-1:payment-captured", 1), ("job-1:order-shipped", 2)]
+    assert await fulfil(shipping=Looking()) == FulfilmentResult("already_completed", "completed")
+    assert len(seen) == 1
 
 
 async def test_the_carrier_hears_of_a_job_only_once_its_charge_is_durable(database: Database, fulfil: Fulfil) -> None:
@@ -103,16 +107,30 @@ async def test_a_bank_is_asked_once_for_a_job_that_was_charged(database: Databas
     assert scalar(database, CHARGED) == 1
 
 
-async def test_a_shipment_that_fails_keeps_the_charge_and_nothing_of_itself(database: Database, fulfil: Fulfil) -> None:
+async def test_a_shipment_of_our_own_that_fails_takes_its_charge_along(database: Database, fulfil: Fulfil) -> None:
     torn = Torn()
-    assert await fulfil(shipping=torn) == FulfilmentResult("committed", "failed")
+    with pytest.raises(ValueError, match="the label is torn"):
+        await fulfil(shipping=torn)
+    with database.read() as connection:
+        job = get_job(connection, "job-1")
+    assert (job.state, job.steps, job.charges) == ("RUNNING", (), ())
+    assert (scalar(database, SHIPPED), rows(database, "SELECT * FROM outbox")) == (0, [])
+    torn.broken = False
+    assert await fulfil(shipping=torn) == FulfilmentResult("committed", "completed")
+    assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (1, 1)
+
+
+async def test_what_the_bank_took_is_kept_when_the_shipment_fails(database: Database, fulfil: Fulfil) -> None:
+    bank, torn = Bank(), Torn()
+    assert await fulfil(bank, torn) == FulfilmentResult("committed", "failed")
     with database.read() as connection:
         job = get_job(connection, "job-1")
     assert (job.state, job.steps, job.charges) == ("RUNNING", ("charge",), (("job-1", 100),))
     assert scalar(database, SHIPPED) == 0
     torn.broken = False
-    assert await fulfil(shipping=torn) == FulfilmentResult("already_completed", "completed")
+    assert await fulfil(bank, torn) == FulfilmentResult("already_completed", "completed")
     assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (1, 1)
+    assert bank.asked == 1
 
 
 async def test_a_drill_fails_after_the_charge(database: Database, fulfil: Fulfil) -> None:
@@ -127,9 +145,10 @@ async def test_a_shipment_that_our_own_database_could_not_take_is_left_to_be_tri
         def record(self, connection: Connection, job_id: str, now: int) -> None:
             raise StoreBusy("the disk is slow")
 
-    assert await fulfil(shipping=Lost()) == FulfilmentResult("committed", "failed")
+    bank = Bank()
+    assert await fulfil(bank, Lost()) == FulfilmentResult("committed", "failed")
     assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (1, 0)
-    assert await fulfil() == FulfilmentResult("already_completed", "completed")
+    assert await fulfil(bank) == FulfilmentResult("already_completed", "completed")
     assert (scalar(database, CHARGED), scalar(database, SHIPPED)) == (1, 1)
 
 

@@ -16,7 +16,7 @@ from temporalio.client import Client, WorkflowHandle
 from embedded import TemporalServer
 from pipeline.writer import Writer
 from store.engine import Database
-from tests.workflows.victim import every_activity
+from tests.workflows.victim import AT_ONCE, every_activity
 from tests.workflows.workers import workers
 from workflows.policies import ALIVE
 
@@ -90,5 +90,5 @@ async def _taken_over(scene: Scene) -> None:
             failure = event.activity_task_started_event_attributes.last_failure
             if failure.HasField("timeout_failure_info"):
                 missed.append(failure.timeout_failure_info.timeout_type)
-    expected = [] if scene.step == "fulfil" else [TimeoutType.TIMEOUT_TYPE_HEARTBEAT]
+    expected = [] if scene.step in AT_ONCE else [TimeoutType.TIMEOUT_TYPE_HEARTBEAT]
     assert missed == expected, (scene.step, scene.when, missed)

@@ -10,7 +10,7 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import TimeSkipper
 
-from activities.fulfilment import FulfilmentActivities, OwnPayments, ShippingSide
+from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from contracts.messages import FulfilmentInput
 from contracts.search import AGGREGATE_ID, JOB
 from pipeline.writer import Writer
@@ -53,15 +53,29 @@ class Bank(OwnPayments):
             raise ConnectionError("the bank is closed for a moment")
 
 
+class Torn(OwnShipping):
+    """Our own side: the first `left` shipments fail after they were written."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def record(self, connection: Connection, job_id: str, now: int) -> None:
+        super().record(connection, job_id, now)
+        self.left -= 1
+        if self.left >= 0:
+            raise ValueError("the label is torn")
+
+
 class Scene:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.carrier = Carrier()
         self.bank = Bank()
+        self.sides: tuple[PaymentSide, ShippingSide] = (self.bank, self.carrier)
         self.writer = Writer(database)
 
     def activities(self) -> list[Callable[..., object]]:
-        own = FulfilmentActivities(self.writer, self.bank, self.carrier)
+        own = FulfilmentActivities(self.writer, *self.sides)
         return [own.fulfil, own.charge, own.ship, own.end_job]
 
     def begin(self) -> None:
@@ -109,6 +123,21 @@ async def test_a_charge_that_fails_at_first_is_tried_until_it_goes_well(scene: S
     assert scene.bank.keys == ["job/job-1/charge"] * 4
     assert scene.job.state == COMPLETED
     assert scene.job.charges == (("job-1", 100),)
+
+
+async def test_a_shipment_of_our_own_that_fails_leaves_each_step_to_its_own_activity(
+    scene: Scene, client: Client
+) -> None:
+    scene.sides = (OwnPayments(), Torn(2))  # with the charge, and by itself
+    async with workers(client, scene.activities()):
+        handle = await Runs(client, []).start_job(FulfilmentInput("job-1", 100))
+        assert await handle.result() == {"charge": "committed", "ship": "completed"}
+        scheduled = await events_of(handle, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)
+    names = [event.activity_task_scheduled_event_attributes.activity_type.name for event in scheduled]
+    assert names == ["charge", "ship", "end_job"]
+    assert scene.job.state == COMPLETED
+    assert scene.job.charges == (("job-1", 100),)
+    assert scalar(scene.database, "SELECT count(*) FROM shipments") == 1
 
 
 async def test_shipping_that_fails_for_days_then_succeeds(scene: Scene, skipper: TimeSkipper) -> None:

@@ -29,7 +29,7 @@ from tests.store.scenes import rows, scalar
 from tests.store.test_redrives import seed
 from tests.workflows.killing import Scene, carry_on, kill_workers
 from tests.workflows.saga import AFTER, BEFORE
-from tests.workflows.victim import every_activity
+from tests.workflows.victim import AT_ONCE, every_activity
 from tests.workflows.workers import events_of, workers
 from worker import WORKFLOWS, sandbox
 from workflows.policies import ALIVE
@@ -89,7 +89,7 @@ def judge(scene: Scene, result: Any) -> None:
             assert scalar(database, f"SELECT count(*) FROM {table}") == 1, table
 
 
-STEPS = ("fulfil", "_record_charge", "_record_shipment", "end_job", "attempt_delivery", "_take")
+STEPS = (*AT_ONCE, "_record_charge", "_record_shipment", "end_job", "attempt_delivery", "_take")
 
 
 async def test_a_step_whose_worker_is_killed_is_done_once_by_the_next_one_within_seconds(

@@ -19,7 +19,7 @@ from temporalio.client import Client
 from temporalio.worker._worker import load_default_build_id
 
 from activities.delivering import DeliveryActivities
-from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping
+from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.redriving import RedriveActivities
 from pipeline.failure import RetryPolicy
 from pipeline.hub import Hub
@@ -88,21 +88,36 @@ class OnceLate(OwnShipping):
             raise ConnectionError("the lorry is late")
 
 
+class Carrier(OwnShipping):
+    """Is asked, so that the charge is recorded by itself."""
+
+    def request(self, key: str) -> None:
+        """The goods are on their way."""
+
+
+# What a worker does in one activity, by the transaction in which it dies, and who ships there.
+AT_ONCE: dict[str, tuple[str, type[OwnShipping]]] = {
+    "fulfil": ("_record_both", OwnShipping),
+    "fulfil, charging": ("_record_charge", Carrier),
+    "fulfil, shipping": ("_record_shipment", Carrier),
+}
+
+
 def die() -> NoReturn:
     """This process is gone; nothing is cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("SIGKILL came back")
 
 
-def every_activity(writer: Writer, *, patient: bool = False) -> list[Callable[..., Any]]:
-    """All that a worker runs but drains. `patient`: each step of a job is done by its own activity."""
+def every_activity(
+    writer: Writer, payments: PaymentSide | None = None, shipping: ShippingSide | None = None
+) -> list[Callable[..., Any]]:
+    """All that a worker runs but drains."""
 
     async def nobody(_: Any) -> None:
         """Nobody rests here who could be woken."""
 
-    jobs = FulfilmentActivities(
-        writer, OnceBroke() if patient else OwnPayments(), OnceLate() if patient else OwnShipping()
-    )
+    jobs = FulfilmentActivities(writer, payments or OwnPayments(), shipping or OwnShipping())
     deliveries = DeliveryActivities(writer, {"sales": Sales()}, Hub(), retry=RetryPolicy(5, 1.0), settled=nobody)
     redrives = RedriveActivities(writer, nobody)
     return [
@@ -120,9 +135,15 @@ def every_activity(writer: Writer, *, patient: bool = False) -> list[Callable[..
 
 async def _live(address: str, namespace: str, url: str, step: str, when: str) -> None:
     client = await Client.connect(address, namespace=namespace)
-    at_once = step == "fulfil"
-    writer = DyingWriter(Database(url), "_record_shipment" if at_once else step, when)
-    async with workers(client, every_activity(writer, patient=not at_once)):
+    database = Database(url)
+    if step in AT_ONCE:
+        transaction, carrier = AT_ONCE[step]
+        writer = DyingWriter(database, transaction, when)
+        activities = every_activity(writer, shipping=carrier())
+    else:
+        writer = DyingWriter(database, step, when)
+        activities = every_activity(writer, OnceBroke(), OnceLate())
+    async with workers(client, activities):
         await asyncio.sleep(_PATIENCE)
 
 
