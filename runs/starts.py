@@ -36,6 +36,9 @@ _TASK_TIMEOUT = timedelta(seconds=3)
 # A job's first decision holds both its steps: fifty at once on a slow disk take longer than that.
 _JOB_TASK_TIMEOUT = timedelta(seconds=10)
 
+# A run that continues as new loses its static summary and keeps its memo, so the Web UI shows there what it is for.
+_MEMO = "summary"
+
 # Stage -> its workflow, and what its runs are for.
 _PIPELINE = {
     names.RELAY_ID: ("RelayWorkflow", "outbox to Redis"),
@@ -118,6 +121,7 @@ class Runs:
             names.redrive_id(request_id),
             f"redrive {request_id}" + (f" at {receiver}" if receiver else ""),
             *([SearchAttributePair(search.RECEIVER, receiver)] if receiver else []),
+            continues=True,
         )
 
     async def start_rebuild(self, message: RebuildInput) -> WorkflowHandle[Any, Any]:
@@ -141,11 +145,12 @@ class Runs:
                 stage,
                 f"deliveries to {receiver}",
                 SearchAttributePair(search.RECEIVER, receiver),
+                continues=True,
                 start_signal=signal,
             )
             return
         workflow, summary = _PIPELINE[stage]
-        await self._start(workflow, StageInput(self._timings), stage, summary, start_signal=signal)
+        await self._start(workflow, StageInput(self._timings), stage, summary, continues=True, start_signal=signal)
 
     async def _start(
         self,
@@ -155,13 +160,14 @@ class Runs:
         summary: str,
         *attributes: SearchAttributePair[str],
         id_conflict_policy: WorkflowIDConflictPolicy = WorkflowIDConflictPolicy.USE_EXISTING,
+        continues: bool = False,
         start_signal: str | None = None,
         task_timeout: timedelta = _TASK_TIMEOUT,
         request_eager_start: bool = False,
         start_delay: timedelta | None = None,
     ) -> WorkflowHandle[Any, Any]:
         """The run of that id. A policy each is said for one that is open and for one that has ended: what the server
-        does by itself is for it to change."""
+        does by itself is for it to change. `continues`: it may continue as new."""
         return await self.client.start_workflow(
             workflow,
             message,
@@ -171,6 +177,7 @@ class Runs:
             id_conflict_policy=id_conflict_policy,
             start_signal=start_signal,
             static_summary=summary,
+            memo={_MEMO: summary} if continues else None,
             search_attributes=TypedSearchAttributes(attributes),
             request_eager_start=request_eager_start,
             start_delay=start_delay,

@@ -107,3 +107,18 @@ def test_decisions_are_numbered_linked_and_built_alike() -> None:
 def test_the_changelog_has_one_sentence_a_line() -> None:
     lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("- ")]
     assert [line for line in lines if not line.endswith(".") or re.search(r"[a-z]{3}\. [A-Z]", line)] == []
+
+
+def test_every_kind_of_failure_names_tests_that_there_are() -> None:
+    page = (ROOT / "docs/kinds-of-failure.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    kinds = [row for row in rows if not row.startswith(("| what goes wrong", "| ---"))]
+    assert len(kinds) > 50
+    for row in kinds:
+        _, kind, tests, _ = row.split("|")
+        named = re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", tests)
+        assert named, kind
+        assert "".join(f"`{path}::{name}`" for path, name in named) == tests.replace(",", "").replace(" ", "")
+        for path, name in named:
+            defined = re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / path).read_text(), re.MULTILINE)
+            assert defined, f"{kind.strip()}: there is no {path}::{name}"

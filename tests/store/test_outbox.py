@@ -103,13 +103,20 @@ def test_under_threads_seq_has_no_gap_and_positions_ascend_with_it(database: Dat
         assert found == [(seq,) for seq in range(1, 31)]
 
 
-def test_an_event_that_commits_late_with_a_lower_position_is_still_relayed(postgres: Database) -> None:
+@pytest.mark.parametrize("late_for", ["read", "mark"])
+def test_an_event_that_commits_late_with_a_lower_position_is_still_relayed(postgres: Database, late_for: str) -> None:
     with ExitStack() as late:
         slow = late.enter_context(postgres.write())
         _append_one(slow, "slow", "a")
         with postgres.write() as fast:
             _append_one(fast, "fast", "b")
-        assert publish(postgres) == ["fast"]
+        with postgres.read() as connection:
+            read = pending_events(connection, 10)
+        assert [event_id for _, event_id in read] == ["fast"]
+        if late_for == "read":
+            late.close()
+        with postgres.write() as connection:
+            mark_published(connection, [position for position, _ in read], 1)
     assert rows(postgres, "SELECT event_id FROM outbox ORDER BY position") == [("slow",), ("fast",)]
     assert _pending(postgres) == ["slow"]
 

@@ -55,7 +55,7 @@ async def kill_workers(server: TemporalServer, scenes: Sequence[Scene]) -> None:
             input=json.dumps(victims) + "\n",
             stdout=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=240,
             check=True,
         ).stdout
 

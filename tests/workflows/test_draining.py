@@ -196,7 +196,9 @@ async def test_no_wake_is_lost_over_continue_as_new(short_client: Client) -> Non
         described = await handle.describe()
         assert described.run_id != first
         # What a person finds it by is there after continue-as-new as well.
-        # (The SDK cannot carry the static summary; the current details say the same.)
+        # The SDK cannot carry the static summary: the memo says the same.
+        assert await described.static_summary() is None
+        assert await described.memo() == {"summary": "deliveries to billing"}
         await eventually(lambda: at_rest(handle), 60, "its details say what it is and does")
         assert described.typed_search_attributes[RECEIVER] == "billing"
         assert "Receiver" in (await begun()).search_attributes.indexed_fields

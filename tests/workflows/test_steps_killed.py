@@ -56,7 +56,7 @@ def failed_once(database: Database) -> DeliveryInput:
 
 async def start(runs: Runs, database: Database, step: str) -> Any:
     """The run in which the step is one."""
-    if step == "attempt_delivery":
+    if step == "_attempt":
         return await runs.start_delivery(failed_once(database))
     if step == "_take":
         seed(database, 5)
@@ -71,7 +71,7 @@ async def start(runs: Runs, database: Database, step: str) -> Any:
 def judge(scene: Scene, result: Any) -> None:
     """Its effects are there once, whichever worker had them."""
     database = scene.database
-    if scene.step == "attempt_delivery":
+    if scene.step == "_attempt":
         assert (result["state"], result["attempts"]) == ("done", 1)
         assert rows(database, "SELECT orders, amount FROM sales_totals") == [(1, 100)]
         assert scalar(database, "SELECT count(*) FROM sales_applied") == 1
@@ -89,7 +89,7 @@ def judge(scene: Scene, result: Any) -> None:
             assert scalar(database, f"SELECT count(*) FROM {table}") == 1, table
 
 
-STEPS = (*AT_ONCE, "_record_charge", "_record_shipment", "end_job", "attempt_delivery", "_take")
+STEPS = (*AT_ONCE, "_record_charge", "_record_shipment", "end_job", "_attempt", "_take")
 
 
 async def test_a_step_whose_worker_is_killed_is_done_once_by_the_next_one_within_seconds(

@@ -32,7 +32,7 @@ from tests.workflows.workers import workers
 T = TypeVar("T")
 
 _AT_ONCE = 6
-_PATIENCE = 30.0  # seconds; who lives longer never came to its transaction
+_PATIENCE = 60.0  # seconds; who lives longer never came to its transaction
 
 
 class DyingWriter(Writer):
