@@ -72,7 +72,7 @@ def begin_job(connection: Connection, job_id: str, amount: int, now: int, look_a
     `look_at` (UTC ms): when the look first makes sure that it has a run; `now + JOB_LOOK_MS`, so that the look can
     tell a run that ended since from an older one. Raises Conflict for another amount.
     """
-    if _BEGIN(connection, (job_id, amount, RUNNING, now, look_at)).one_or_none() is None:
+    if not _BEGIN.rows(connection, job_id, amount, RUNNING, now, look_at):
         stored = connection.execute(_AMOUNT, {"job_id": job_id}).scalar_one()
         raise Conflict(f"job {job_id} was started before with amount {stored}, not {amount}; nothing was changed")
 
@@ -82,7 +82,7 @@ def completed_steps(connection: Connection, job_id: str, *, lock: bool = True) -
 
     Raises NotFound.
     """
-    if (_LOCK if lock else _FIND)(connection, (job_id,)).one_or_none() is None:
+    if not (_LOCK if lock else _FIND).rows(connection, job_id):
         raise NotFound(f"there is no job {job_id}; `job run` starts one")
     # A statement of its own: one that had waited for the lock would show the steps of before its wait.
     return _steps(connection, job_id)
@@ -116,20 +116,20 @@ def complete_ship(connection: Connection, job_id: str, now: int) -> None:
 
 def write_charge(connection: Connection, job_id: str, amount: int, now: int) -> None:
     """The built-in payment side: a row of our own; a second one for the job is refused by its key."""
-    _CHARGE(connection, (job_id, amount, now))
+    _CHARGE.each(connection, [(job_id, amount, now)])
 
 
 def write_shipment(connection: Connection, job_id: str, now: int) -> None:
     """The built-in shipping side: a row of our own."""
-    _SHIPMENT(connection, (job_id, now))
+    _SHIPMENT.each(connection, [(job_id, now)])
 
 
 def end_job(connection: Connection, job_id: str, error: str | None) -> None:
     """The run is over: COMPLETED, or FAILED with a sentence; `job run` runs it again."""
     if error is None:
-        _END(connection, (COMPLETED, None, job_id))
+        _END.each(connection, [(COMPLETED, None, job_id)])
     else:
-        _END(connection, (FAILED, storable(error, MAX_ERROR), job_id))
+        _END.each(connection, [(FAILED, storable(error, MAX_ERROR), job_id)])
 
 
 def settle_lost_job(connection: Connection, job_id: str, error: str | None, now: int) -> None:
@@ -197,8 +197,8 @@ def get_job(connection: Connection, job_id: str) -> Job:
 
 
 def _steps(connection: Connection, job_id: str) -> frozenset[str]:
-    return frozenset(_STEPS(connection, (job_id,)).scalars())
+    return frozenset(row[0] for row in _STEPS.rows(connection, job_id))
 
 
 def _complete_step(connection: Connection, job_id: str, step: str, now: int) -> None:
-    _COMPLETE_STEP(connection, (job_id, step, _STEP_POSITIONS[step], now))
+    _COMPLETE_STEP.each(connection, [(job_id, step, _STEP_POSITIONS[step], now)])

@@ -66,10 +66,11 @@ def append_event(
     """
     body = payload_text(payload)
     lock_aggregates(connection, [aggregate_id])
-    new = _APPEND(connection, (event_id, aggregate_id, event_type, body, aggregate_id)).one_or_none()
-    if new is None:
+    new = _APPEND.rows(connection, event_id, aggregate_id, event_type, body, aggregate_id)
+    if not new:
         return _recorded(connection, event_id, aggregate_id, event_type, body), False
-    return Event(new[0], event_id, aggregate_id, new[1], event_type, body), True
+    ((position, seq),) = new
+    return Event(position, event_id, aggregate_id, seq, event_type, body), True
 
 
 def append_first_events(connection: Connection, events: Sequence[tuple[str, str, str, Mapping[str, Any]]]) -> None:
