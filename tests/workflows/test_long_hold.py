@@ -15,6 +15,7 @@ from activities.draining import DrainActivities
 from contracts.events import Event
 from contracts.messages import DeliveryInput, DrainInput, DrainReport
 from contracts.names import receiver_id
+from pipeline.ahead import Ahead
 from pipeline.failure import RetryPolicy
 from pipeline.hub import Hub
 from pipeline.receiving import ReceiverStage
@@ -100,7 +101,8 @@ async def test_a_day_on_hold_spends_nothing_and_keeps_the_order(
         await runs.wake([receiver_id(receiver)])
 
     stage = ReceiverStage(shop, writer, retry=retry, start_run=not_started, run_grace=12)
-    drains = LongDrains(database, [stage], hub, Limits(idle=0.02, longest=0.1), unknown)
+    ahead = Ahead([], hub, 1, runs.wake)
+    drains = LongDrains(database, [stage], hub, Limits(idle=0.02, longest=0.1), unknown, ahead)
     deliveries = DeliveryActivities(writer, {"shop": shop}, hub, retry=retry, settled=settled)
     due = now_ms()
     with database.write() as connection:
