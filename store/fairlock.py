@@ -7,8 +7,9 @@ go once `writer` is held; whoever just wrote finds `turn` held by the one who wa
 `flock` is let go by the kernel when a process dies, so a killed writer never leaves the lock behind.
 
 Turns alone are fair to transactions of one length. Beside a drain, whose transactions last 16 ms, intake with its 0.5
-got one order in for each of them. So a process that kept others waiting leaves them as much time as it took, for as
-long as they use it.
+got one order in for each of them. So a process that kept others waiting leaves them the lock for as long as it held it
+itself, while they use it. Time in which they hold it is what counts: orders over HTTP hold it half of the time, since
+each client waits for its answer before it sends the next.
 """
 
 import fcntl
@@ -23,7 +24,7 @@ from contracts.errors import StoreBusy
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.002
 _LOOK = 0.0005  # seconds between two looks whether the others still write
-_MOST_OWED = 0.050  # seconds: a receiver that was slow for a minute must not stand back for one
+_LONGEST = 0.050  # seconds of standing back: a receiver that was slow for a minute must not do so for one
 _QUIET = 0.25  # of what is owed: when nobody has written for so long, nobody wants the rest
 
 
@@ -63,7 +64,7 @@ class FairLock:
                 yield
             finally:
                 self._released = time.monotonic()
-                self._owed = 0.0 if self._is_free(self._turn) else min(self._released - begun, _MOST_OWED)
+                self._owed = 0.0 if self._is_free(self._turn) else self._released - begun
         finally:
             try:
                 self._leave(ticket)
@@ -76,12 +77,17 @@ class FairLock:
         os.close(self._writer)
 
     def _stand_back(self) -> None:
-        """Leave the others the time that is owed to them."""
-        seen = time.monotonic()
-        while (now := time.monotonic()) < self._released + self._owed and now - seen < self._owed * _QUIET:
-            if not self._is_free(self._writer):
-                seen = now
+        """Leave the others the lock for the time that is owed to them, while they use it."""
+        left = self._owed
+        seen = now = time.monotonic()
+        end = self._released + _LONGEST
+        while left > 0 and now < end and now - seen < self._owed * _QUIET:
+            busy = not self._is_free(self._writer)
             time.sleep(_LOOK)
+            looked, now = now, time.monotonic()
+            if busy:
+                seen = now
+                left -= now - looked
 
     @staticmethod
     def _is_free(descriptor: int) -> bool:
