@@ -3,6 +3,7 @@
 Temporal's own address, namespace, TLS and API key come from its environment or profile (temporalio.envconfig).
 """
 
+import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -93,3 +94,13 @@ class Settings:
             drain_timeout=max(600.0, 2 * self.drain),
             safety_timer=self.safety_timer,
         )
+
+
+def no_arguments(program: str, purpose: str) -> None:
+    """Let a program that is told everything by the environment answer `--help`, and end it for any other argument."""
+    parser = argparse.ArgumentParser(
+        prog=program, description=purpose, epilog="Settings come from the environment; README.md lists them."
+    )
+    _, rest = parser.parse_known_args()
+    if rest:
+        parser.exit(2, f"{program}: takes no arguments, but got {' '.join(rest)}; see {program} --help\n")

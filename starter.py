@@ -1,6 +1,6 @@
 """Saisei's command line. `starter.py --help` lists the commands; each `--help` has an example.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings. Errors are one sentence on stderr.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings, 130 interrupted. Errors are one sentence on stderr.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def parser(said: str | None = None) -> Parser:
         prog="starter.py",
         description="Saisei (再生): an order-event pipeline on Temporal.",
         epilog="example:\n  starter.py up\n  starter.py orders place --start 1 --count 12\n  starter.py status\n\n"
-        "exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings",
+        "exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_words(top, said)

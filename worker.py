@@ -28,7 +28,7 @@ from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
-from config import Settings
+from config import Settings, no_arguments
 from contracts.errors import Unreachable, WrongSettings
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id, receiver_of
@@ -359,4 +359,5 @@ def end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    no_arguments("worker.py", "Run one worker, until SIGTERM or Ctrl-C.")
     end(main())

@@ -7,7 +7,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from commands.context import Context
-from commands.parsing import Commands, command
+from commands.parsing import Commands, command, integer
 from commands.waiting import failure, result_of
 from contracts.errors import Refused, Unreachable
 from contracts.identifiers import require_id
@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
         group, "run", _run, "run a job, or resume it where it stopped", "starter.py job run job-1 --amount 100"
     )
     run.add_argument("job", metavar="JOB", help="the job's id")
-    run.add_argument("--amount", type=int, default=100, help="minor units to charge (100 if not said)")
+    run.add_argument("--amount", type=integer, default=100, help="minor units to charge (100 if not said)")
     run.add_argument("--ship-fails", action="store_true", help="a drill: shipping fails at its only attempt")
     run.add_argument(
         "--no-wait", action="store_true", help="start it and return, without its outcome (0 once the job is durable)"

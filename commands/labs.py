@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from commands.context import Context
-from commands.parsing import Commands, command, whole_number
+from commands.parsing import Commands, command, integer, whole_number
 from labs import delivery, outbox, recovery, recovery_state
 from labs.scratch import Scratch, scratch_stack
 from labs.verdict import Verdict
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     )
     one.add_argument("--event", default=default.event, help=f"id of the event ({default.event} if not said)")
     one.add_argument("--job", default=default.job, help=f"id of the job ({default.job} if not said)")
-    one.add_argument("--amount", type=int, default=default.amount, help=f"the sum ({default.amount} if not said)")
+    one.add_argument("--amount", type=integer, default=default.amount, help=f"the sum ({default.amount} if not said)")
     one.add_argument("--keep", action="store_true", help="leave the servers up, and say how to stop them")
     two = command(
         group,
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
         "starter.py lab outbox --dir outbox-lab --orders 3",
     )
     two.add_argument("--dir", type=Path, required=True, help="folder of the database app.db and of the results")
-    two.add_argument("--orders", type=int, default=3, help="how many orders (3 if not said)")
+    two.add_argument("--orders", type=integer, default=3, help="how many orders (3 if not said)")
     three = command(
         group,
         "recovery",

@@ -23,6 +23,13 @@ class Parser(argparse.ArgumentParser):
         # A shortened flag would change its meaning once another one begins like it.
         super().__init__(**{"allow_abbrev": False, **options})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What a command does not know is told by the command, whose help lists what it knows."""
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return known, rest
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
@@ -64,6 +71,14 @@ def command(
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.set_defaults(run=run)
     return parser
+
+
+def integer(text: str) -> int:
+    """The type of an argument whose bounds are told where it is used."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:

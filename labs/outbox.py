@@ -21,7 +21,7 @@ from contracts.identifiers import job_aggregate, order_aggregate, payment_captur
 from contracts.messages import DrainReport
 from contracts.names import OUTBOX_LIST, PROCESSED_HASH
 from contracts.orders import Order
-from labs.scratch import Scratch
+from labs.scratch import Scratch, make_folder
 from labs.verdict import Verdict
 from pipeline import event_list
 from pipeline.event_list import EventList
@@ -85,10 +85,10 @@ class _DyingRelay(RelayStage):
 def lab_folder(folder: Path) -> Iterator[bool]:
     """The folder with new databases in it, for this process alone; whether an earlier run's were replaced.
 
-    Raises Refused when it holds a database that this walk-through did not make, which stays as it is, or when another
-    run is at work there.
+    Raises Refused when it cannot be made, when it holds a database that this walk-through did not make, which stays as
+    it is, or when another run is at work there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:

@@ -21,7 +21,7 @@ from temporalio.runtime import Runtime, TelemetryConfig
 import embedded
 from config import Settings
 from contracts import search
-from contracts.errors import Unreachable
+from contracts.errors import Refused, Unreachable
 from receivers.base import Receiver
 from store.engine import Database, sqlite_url
 from worker import SaiseiWorker
@@ -160,3 +160,13 @@ def _ended_like_ctrl_c() -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that the caller named. Raises Refused when that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(
+            f"the folder {folder} cannot be made ({error.strerror}); name one that you may write with --dir"
+        ) from None

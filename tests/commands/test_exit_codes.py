@@ -49,6 +49,31 @@ def test_each_code_is_what_the_table_says(nothing: Cli, inside: Inside) -> None:
                 assert (result.stdout, len(result.stderr.splitlines())) == ("", 1), (arguments, result)
 
 
+def test_the_commands_that_the_table_names_end_with_its_code(nothing: Cli, inside: Inside) -> None:
+    rows = re.findall(r"^\| ([12]) \| [^|]+ \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    named = [(int(code), each) for code, cell in rows for each in re.findall(r"`(orders [^`]+)`", cell)]
+    assert inside(nothing, "init").exit_code == 0
+    assert [code for code, _ in named] == [1, 1, 2]
+    for code, command in named:
+        assert inside(nothing, *command.split()).exit_code == code, command
+
+
+@pytest.mark.parametrize("program", ["worker.py", "api.py"])
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--fast", 2), ("now", 2)])
+def test_worker_and_api_take_no_arguments(nothing: Cli, program: str, argument: str, code: int) -> None:
+    """They start nothing then."""
+    done = subprocess.run(
+        [sys.executable, program, argument],
+        cwd=ROOT,
+        env=nothing.environment({"REDIS_URL": "redis://127.0.0.1:1", "SAISEI_API_PORT": "0"}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, int(code > 0)), done
+    assert done.stdout.startswith(f"usage: {program}") is (code == 0)
+
+
 @pytest.mark.parametrize("program", ["worker.py", "api.py"])
 @pytest.mark.parametrize("code", [1, 2])
 def test_worker_and_api_end_with_the_same_codes(nothing: Cli, program: str, code: int) -> None:

@@ -83,3 +83,23 @@ def test_the_help_is_printed_where_characters_cannot_be_shown(nothing: Cli) -> N
 
 def test_arguments_that_are_no_text_are_wrong_usage(nothing: Cli) -> None:
     nothing("orders", "show", "\udcff", env={"PYTHONUTF8": "1"}).refused("UTF-8", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("orders", "place", "--cuont", "3"), "starter.py orders place: unrecognized arguments: --cuont 3"),
+        (("down", "--now"), "starter.py down: unrecognized arguments: --now"),
+        (
+            ("job", "run", "j", "--amount", "x"),
+            "starter.py job run: argument --amount: must be a whole number, not 'x'",
+        ),
+    ],
+)
+def test_the_command_tells_what_it_does_not_know(
+    arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser(arguments[0]).parse_args(arguments)
+    program, _, _ = told.partition(":")
+    assert capsys.readouterr().err == f"{told}; see {program} --help\n"

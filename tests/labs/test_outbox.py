@@ -108,3 +108,14 @@ def test_a_count_out_of_bounds_is_refused(tmp_path: Path, orders: str, capsys: p
     assert starter.main(["lab", "outbox", "--dir", str(tmp_path / "new"), "--orders", orders]) == 1
     assert capsys.readouterr().err == "starter.py: orders: must be from 1 to 100,000\n"
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "below"):
+        with (
+            pytest.raises(Refused, match=r"cannot be made .*; name one that you may write with --dir"),
+            lab_folder(folder),
+        ):
+            pass
