@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -108,19 +109,22 @@ def steps_worker(
     )
 
 
-async def end_workers(workers: Sequence[Worker], longest: float = _LONGEST_END) -> bool:
-    """Shut these down, and wait `longest` seconds at most; whether they all ended.
+async def end_workers(
+    workers: Sequence[Worker], longest: float = _LONGEST_END, *, beside: Sequence["asyncio.Task[None]"] = ()
+) -> bool:
+    """Shut these down, and wait `longest` seconds at most for them and for what ends `beside` them; whether all ended.
 
     Temporal's core waits for ever when an activity whose run is over answers at that very moment (sdk-rust 1537), and
     as long as a server does not answer. What an activity did is in the database by then, and a process that does not
     end would be killed all the same.
     """
-    if not workers:
+    shutdowns = {asyncio.create_task(worker.shutdown()) for worker in workers}
+    if not shutdowns and not beside:
         return True
-    _, late = await asyncio.wait([asyncio.create_task(worker.shutdown()) for worker in workers], timeout=longest)
+    _, late = await asyncio.wait([*shutdowns, *beside], timeout=longest)
     if late:
-        logger.warning("Temporal does not answer; leaving without its word")
-        _leave_behind(late)
+        logger.warning("Temporal or a receiver does not answer; leaving without its word")
+        _leave_behind(late & shutdowns)
     return not late
 
 
@@ -265,17 +269,23 @@ class SaiseiWorker:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """End within `_LONGEST_END` seconds. If Temporal does not answer by then, `stuck` is set: what it was not told
-        it finds out by time-outs, and nothing is lost."""
+        """End within `_LONGEST_END` seconds. If Temporal or a receiver does not answer by then, `stuck` is set: what
+        Temporal was not told it finds out by time-outs, and nothing is lost."""
         if self._looking is not None:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
-        self.stuck = not await end_workers(self._started)
-        await self._ahead.close()
+        until = time.monotonic() + _LONGEST_END
+        self.stuck = not await end_workers(self._started, beside=[asyncio.create_task(self._ahead.close())])
         if self.stuck:
             return
-        self.writer.close()
+        # A receiver that hangs keeps its thread, also when the activity that waited for it was given up.
+        closing = asyncio.create_task(asyncio.to_thread(self.writer.close))
+        _, late = await asyncio.wait([closing], timeout=max(0.0, until - time.monotonic()))
+        self.stuck = bool(late)
+        if self.stuck:
+            logger.warning("what was begun does not end; leaving without it")
+            return
         self.events.close()
 
     def _prepare(self, connection: Connection) -> list[str]:

@@ -64,6 +64,14 @@ class DrainActivities:
                 raise ApplicationError(why, type="ReceiverEnded", non_retryable=True)
             # Another worker's version may know it; retried, and visible, until one does.
             raise ApplicationError(f"this worker knows no stage {message.stage}", type="UnknownStage")
+        pulse = _Pulse()  # a slow batch that was begun ahead counts, too: the next one may be as slow
         ahead = await self._ahead.relieve(stage.name)
-        report = await drain(stage, self._hub, self._limits, stopping=activity.is_worker_shutdown, beat=_Pulse().beat)
+        report = await drain(
+            stage,
+            self._hub,
+            self._limits,
+            stopping=activity.is_worker_shutdown,
+            beat=pulse.beat,
+            held_since=message.held_since,
+        )
         return replace(report, events=report.events + ahead)

@@ -35,16 +35,18 @@ class ReceiverInput:
 
 @dataclass(frozen=True)
 class DrainInput:
-    """Which stage to drain: `relay`, `fan-out` or `receiver/{name}`."""
+    """Which stage to drain: `relay`, `fan-out` or `receiver/{name}`. `held_since` (UTC ms): the hold of its receiver
+    that the run knows of."""
 
     stage: str
+    held_since: int | None = None
 
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What one drain did. `more`: it stopped for its time, the worker's shutdown or a change of its hold, not for lack
-    of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold; `waits` while it rests with
-    events that are not settled: a sentence that names the oldest and what it waits for."""
+    """What one drain did. `more`: it stopped for its time, the worker's shutdown or a hold other than the one that its
+    run knows of, not for lack of work. `held_since` (UTC ms) and `reason` are set while the receiver is on hold;
+    `waits` while it rests with events that are not settled: a sentence that names the oldest and what it waits for."""
 
     events: int
     batches: int

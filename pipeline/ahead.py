@@ -75,8 +75,8 @@ class Ahead:
         return self._moved.pop(stage, 0)
 
     async def close(self) -> None:
-        """End what was begun, each after the batch at hand; nothing is begun any more."""
-        self._until = 0.0
+        """End what was begun, each after the batch at hand, however long that takes; nothing is begun any more."""
+        self._stages.clear()
         if self._waking is not None:
             self._waking.cancel()
         while self._begun:

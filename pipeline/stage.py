@@ -48,9 +48,16 @@ class Limits:
 
 
 async def drain(
-    stage: Stage, hub: Hub, limits: Limits, *, stopping: Callable[[], bool], beat: Callable[[int, int], None]
+    stage: Stage,
+    hub: Hub,
+    limits: Limits,
+    *,
+    stopping: Callable[[], bool],
+    beat: Callable[[int, int], None],
+    held_since: int | None = None,
 ) -> DrainReport:
-    """Drain the stage while it is hot. `beat(events, batches)` is called at every turn; `stopping` ends it early."""
+    """Drain the stage while it is hot. `beat(events, batches)` is called at every turn; `stopping` ends it early, and
+    so does any hold but the one since `held_since` (UTC ms), of which the stage's run knows."""
     events = batches = 0
     started = time.monotonic()
     idle_since: float | None = None
@@ -63,7 +70,6 @@ async def drain(
 
     with hub.draining(stage.name):
         await stage.begin()
-        hold = stage.hold
         while True:
             beat(events, batches)
             if stopping() or time.monotonic() - started >= limits.longest:
@@ -71,7 +77,7 @@ async def drain(
             moved = await stage.step()
             events += moved
             batches += bool(moved)
-            if stage.hold != hold:
+            if (stage.hold.since if stage.hold else None) != held_since:
                 return report(more=True)  # so that the run can say so
             if moved:
                 idle_since = None
@@ -83,7 +89,7 @@ async def drain(
             # Word that came after that last look would be lost: whoever gave it saw a drain at work, and sent no wake.
             if may_rest and not hub.is_notified(stage.name):
                 return report(more=False)
-            if hold is not None:
+            if stage.hold is not None:
                 await asyncio.sleep(probe)
                 probe = min(probe * 2, _LONGEST_PROBE)
                 continue

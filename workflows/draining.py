@@ -27,6 +27,7 @@ class DrainLoop:
         self.drains = message.drains
         self.events = message.events
         self._woken = False
+        self._held_since: int | None = None
 
     @workflow.signal
     def wake(self) -> None:
@@ -39,23 +40,22 @@ class DrainLoop:
         workflow.continue_as_new(replace(message, drains=self.drains, events=self.events))
 
     async def _until_continue_as_new(self) -> None:
-        held = False
         while not workflow.info().is_continue_as_new_suggested():
             self._woken = False
-            if not held:
+            if self._held_since is None:
                 self._describe("draining")
             report = await self._drain()
             self.drains += 1
             self.events += report.events
-            held = report.held_since is not None
-            if held:
+            self._held_since = report.held_since
+            if self._held_since is not None:
                 self._describe_hold(report)
                 if report.more:
                     # The drain probes by itself; this only keeps one that ends at once from spinning.
                     await workflow.sleep(timedelta(seconds=1), summary="on hold")
             if report.more or self._woken:
                 continue
-            if not held:
+            if self._held_since is None:
                 self._describe("at rest", report.waits)
             # The last net under a lost wake; the worker's look is the near one. Woken or not, a drain follows.
             await self._rest()
@@ -73,7 +73,7 @@ class DrainLoop:
     async def _drain(self) -> DrainReport:
         return await workflow.execute_activity_method(
             DrainActivities.drain,
-            DrainInput(self.stage),
+            DrainInput(self.stage, self._held_since),
             task_queue=DRAIN_TASK_QUEUE,
             start_to_close_timeout=timedelta(seconds=self.timings.drain_timeout),
             heartbeat_timeout=timedelta(seconds=self.timings.heartbeat_timeout),

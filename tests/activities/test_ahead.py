@@ -129,6 +129,26 @@ async def test_the_runs_own_drain_takes_over_and_counts_what_was_moved(scene: Sc
     await scene.ahead.close()
 
 
+async def test_the_wait_for_a_slow_batch_begun_ahead_counts_for_the_heartbeat(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("activities.draining.time.monotonic", lambda: clock)
+    beats: list[tuple[int, int]] = []
+
+    async def slow(stage: str) -> int:
+        nonlocal clock
+        clock += 10
+        return 3
+
+    monkeypatch.setattr(scene.ahead, "relieve", slow)
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: beats.append((scene.fed.moved, *details))
+    scene.fed.work = 1
+    await environment.run(scene.activities().drain, DrainInput("fed"))
+    assert beats[0] == (0, 0, 0)  # before the next batch, which may be as slow
+
+
 async def test_word_that_comes_while_the_runs_drain_takes_over_begins_no_second_one(scene: Scene) -> None:
     taken_over = 0
 

@@ -369,6 +369,22 @@ async def test_a_drain_that_waits_does_not_beat_at_each_of_its_many_turns(monkey
     assert set(beats) == {(2, 1)}
 
 
+async def test_a_hold_that_the_run_does_not_know_of_ends_the_drain_and_one_that_it_knows_does_not() -> None:
+    stage = Scripted(1)
+    stage.hold = Hold(7, "down")
+    drains = activities_of(stage, Hub(), Limits(0.05, 5))
+    report = await ActivityEnvironment().run(drains.drain, DrainInput("scripted"))
+    assert report == DrainReport(1, 1, more=True, held_since=7, reason="down")  # after a batch: it gets on in any case
+    for known in (8, None):
+        report = await ActivityEnvironment().run(drains.drain, DrainInput("scripted", known))
+        assert report.more
+    report = await ActivityEnvironment().run(drains.drain, DrainInput("scripted", 7))
+    assert not report.more
+    stage.hold = None
+    report = await ActivityEnvironment().run(drains.drain, DrainInput("scripted", 7))
+    assert report == DrainReport(0, 0, more=True)
+
+
 async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> None:
     class Broken(Scripted):
         async def step(self) -> int:
