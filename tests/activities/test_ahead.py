@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 from temporalio.testing import ActivityEnvironment
@@ -106,7 +107,7 @@ async def test_nothing_begins_without_a_rest_nor_long_after_it(scene: Scene, mon
     scene.hand_over(scene.fed, 1)
     assert not scene.ahead._begun
     clock = 1000.0
-    monkeypatch.setattr("pipeline.ahead.time.monotonic", lambda: clock)
+    monkeypatch.setattr("pipeline.ahead.time", SimpleNamespace(monotonic=lambda: clock))  # the loop keeps its own
     scene.ahead.after_rest()
     clock += 6
     scene.hand_over(scene.fed, 1)  # drained in another worker by now
@@ -133,7 +134,7 @@ async def test_the_wait_for_a_slow_batch_begun_ahead_counts_for_the_heartbeat(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 1000.0
-    monkeypatch.setattr("activities.draining.time.monotonic", lambda: clock)
+    monkeypatch.setattr("activities.draining.time", SimpleNamespace(monotonic=lambda: clock))  # the loop keeps its own
     beats: list[tuple[int, int]] = []
 
     async def slow(stage: str) -> int:

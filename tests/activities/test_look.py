@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ async def test_a_stalled_stage_is_woken_and_one_that_cannot_work_less_and_less(
     scene: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 1000.0
-    monkeypatch.setattr("pipeline.look.time.monotonic", lambda: clock)
+    monkeypatch.setattr("pipeline.look.time", SimpleNamespace(monotonic=lambda: clock))  # the loop keeps its own
     append(scene.database, "a", 1)
     runs = Wakes()
     look = look_of(scene, runs)
