@@ -19,7 +19,6 @@ from intake import Intake
 from runs.starts import Runs
 
 COUNT = 20_000
-FEWER = 10_000
 _RATE = 50.0  # orders a second
 _SHORT = 2.0  # seconds of a drain that is cut short
 _STEADY = 10.0  # seconds

@@ -33,7 +33,7 @@ _MOST_MEMORY_RATIO = 1.25
 _MOST_AUDIT_S = 5.0
 _MILLION = 1_000_000
 COUNT = _MILLION
-FEWER = 300_000
+FEWER = 200_000
 _PHASES = (
     ("await_drained", "drained, expected set fixed"),
     ("replay", "replay"),
