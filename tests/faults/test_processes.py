@@ -191,6 +191,40 @@ def test_a_worker_killed_at_rest_is_replaced_at_once(tmp_path: Path) -> None:
         check(rig, [first.placed, placed, after.placed])
 
 
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM, "temporal"])
+@pytest.mark.parametrize(
+    "reached",
+    ["SELECT count(*) FROM outbox WHERE status <> 'PENDING'", "SELECT count(*) FROM billing_entries"],
+    ids=["pushed", "one receiver has it"],
+)
+def test_whoever_dies_between_the_first_order_after_a_rest_and_the_wakes_behind_the_relay(
+    tmp_path: Path, blow: signal.Signals | str, reached: str
+) -> None:
+    """The stages behind the relay are drained ahead of their runs, which are still asleep."""
+    with Rig(tmp_path) as rig:
+        worker = rig.start_worker()
+        first = Placer(rig, "first", 1)
+        first.start()
+        first.finish()
+        _rest(rig)
+        before = rig.number(reached)
+        cold = Placer(rig, "cold", 5)
+        cold.start()
+        wait_until(lambda: rig.number(reached) > before, 60, "the first order is on its way")
+        if isinstance(blow, signal.Signals):
+            worker.signal(blow)
+            cold.finish()
+            wait_until(lambda: worker.exit_code is not None, 60, "the worker ended")
+            assert worker.exit_code == (-blow if blow is signal.SIGKILL else 0), worker.output()[-3000:]
+            rig.start_worker()
+        else:
+            rig.kill(blow)
+            cold.finish()
+            rig.restart(blow)
+        drained(rig)
+        check(rig, [first.placed, cold.placed])
+
+
 def test_an_order_whose_wake_is_lost_is_found(tmp_path: Path) -> None:
     async def lost() -> None:
         """The placing process died before it could wake anybody."""
