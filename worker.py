@@ -80,9 +80,10 @@ _LONGEST_END = 8.0
 _STICKY = timedelta(seconds=1)
 
 
-def sandbox() -> SandboxedWorkflowRunner:
-    """Where workflow code runs: what is not deterministic is out of its reach."""
-    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS))
+def sandbox(*shared: str) -> SandboxedWorkflowRunner:
+    """Where workflow code runs: what is not deterministic is out of its reach. `shared`: modules beside our own that
+    each run takes as they are."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_OURS, *shared))
 
 
 def steps_worker(

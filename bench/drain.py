@@ -20,7 +20,7 @@ from store.control import read_control
 from store.engine import Database
 
 COUNT = 50_000
-FEWER = 20_000
+FEWER = 15_000
 _RUNS = 3
 ORDERED, RANDOM = "ordered ids", "random ids"
 

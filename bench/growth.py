@@ -13,7 +13,7 @@ from bench.stack import order_ids, record, require_clean, scratch
 COUNT = 20_000
 FEWER = 10_000
 _OLD = 50  # old orders for each new one
-_RUNS = 4  # each lasts a second or less
+_RUNS = 3  # each lasts a second or less
 
 
 def run(count: int) -> list[Row]:

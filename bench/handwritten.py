@@ -1,10 +1,12 @@
 """The floor under the floor: the same rows written by hand with sqlite3 and redis, without SQLAlchemy or Temporal.
 
 The same tables and indexes, the same settings of the database (WAL, synchronous=FULL), the same Valkey, one
-transaction a batch, a list that is trimmed only of what was fanned out. It has none of the rest: no order within an
-aggregate, no failing event, no twin, no junk in the list, no fair lock.
+transaction a batch, a list that is trimmed only of what was fanned out; and one statement for a batch wherever SQLite
+is quicker with that than with a statement a row. It has none of the rest: no order within an aggregate, no failing
+event, no twin, no junk in the list, no fair lock.
 """
 
+import json
 import sqlite3
 import time
 from typing import Any
@@ -23,6 +25,7 @@ for i = 1, #ARGV do
 end
 redis.call('LTRIM', KEYS[1], taken, -1)
 """
+_GIVEN = "SELECT value FROM json_each(?)"
 _ORDER = "json_extract(payload, '$.order_id')"
 _MONEY = "json_extract(payload, '$.amount'), json_extract(payload, '$.currency')"
 _EFFECTS = {
@@ -62,31 +65,30 @@ class HandWritten:
             self._redis.rpush(OUTBOX_LIST, *(row[1] for row in rows))
             now = now_ms()
             with self._transaction():
-                self._connection.executemany(
+                self._connection.execute(
                     "UPDATE outbox SET status = 'PUBLISHED', published_at = ?, first_published_at = ? "
-                    "WHERE position = ?",
-                    [(now, now, row[0]) for row in rows],
+                    f"WHERE position IN ({_GIVEN})",
+                    (now, now, json.dumps([row[0] for row in rows])),
                 )
         return len(rows)
 
     def _fan_out(self) -> int:
         entries = self._redis.lrange(OUTBOX_LIST, 0, _BATCH - 1)
         if entries:
-            marks = ",".join("?" * len(entries))
             with self._transaction():
-                rows = self._connection.execute(
-                    f"SELECT position, aggregate_id, seq FROM outbox WHERE event_id IN ({marks})",
-                    [entry.decode() for entry in entries],
-                ).fetchall()
-                rows.sort()
+                found = self._connection.execute(
+                    f"SELECT position FROM outbox WHERE event_id IN ({_GIVEN})",
+                    (json.dumps([entry.decode() for entry in entries]),),
+                )
+                positions = json.dumps(sorted(row[0] for row in found))
                 for receiver in RECEIVERS:
-                    self._connection.executemany(
-                        "INSERT INTO deliveries (receiver, position, aggregate_id, seq) VALUES (?, ?, ?, ?)",
-                        [(receiver.name, *row) for row in rows],
+                    self._connection.execute(
+                        "INSERT INTO deliveries (receiver, position, aggregate_id, seq) "
+                        f"SELECT ?, position, aggregate_id, seq FROM outbox WHERE position IN ({_GIVEN})",
+                        (receiver.name, positions),
                     )
-                now = now_ms()
-                self._connection.executemany(
-                    "UPDATE outbox SET fanned_out_at = ? WHERE position = ?", [(now, row[0]) for row in rows]
+                self._connection.execute(
+                    f"UPDATE outbox SET fanned_out_at = ? WHERE position IN ({_GIVEN})", (now_ms(), positions)
                 )
             self._trim(keys=[OUTBOX_LIST], args=entries)
         return len(entries)
@@ -102,17 +104,18 @@ class HandWritten:
                 )
             ]
             if positions:
-                marks = ",".join(map(str, positions))
-                self._connection.execute(f"{_EFFECTS[receiver]} FROM outbox WHERE position IN ({marks})")
+                given = (json.dumps(positions),)
+                self._connection.execute(f"{_EFFECTS[receiver]} FROM outbox WHERE position IN ({_GIVEN})", given)
                 if receiver == "sales":
                     self._connection.execute(
                         "INSERT INTO sales_totals SELECT generation, currency, count(*), sum(amount) "
-                        f"FROM sales_applied WHERE generation = 'initial' AND position IN ({marks}) GROUP BY 1, 2 "
-                        "ON CONFLICT DO UPDATE SET orders = orders + excluded.orders, amount = amount + excluded.amount"
+                        f"FROM sales_applied WHERE generation = 'initial' AND position IN ({_GIVEN}) GROUP BY 1, 2 "
+                        "ON CONFLICT DO UPDATE SET orders = orders + excluded.orders, amount = amount + excluded.amount",
+                        given,
                     )
-                self._connection.executemany(
-                    "UPDATE deliveries SET status = 'done' WHERE receiver = ? AND position = ?",
-                    [(receiver, position) for position in positions],
+                self._connection.execute(
+                    f"UPDATE deliveries SET status = 'done' WHERE receiver = ? AND position IN ({_GIVEN})",
+                    (receiver, *given),
                 )
         return len(positions)
 

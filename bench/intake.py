@@ -23,9 +23,9 @@ from store.audit import audit
 from store.engine import Database
 
 COUNT = 50_000
-FEWER = 20_000
+FEWER = 10_000
 CLIENTS = 16
-_WINDOW = 4.0  # seconds of each measurement at rest
+_WINDOW = 3.0  # seconds of each measurement at rest
 
 
 @dataclass

@@ -21,7 +21,7 @@ from runs.starts import Runs
 from store.engine import Database
 
 COUNT = 1000
-FEWER = 500
+FEWER = 300
 _RATE = 50.0  # orders a second
 _WARM = 50  # orders before the measured ones: a start is the row of the first order's, which is measured cold
 _ROUNDS = 3  # of the loop and the pipeline in turn: what else the machine does meets both
