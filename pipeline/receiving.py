@@ -1,6 +1,6 @@
 """A receiver's drain: its pending events in order, each batch with its effects and `done` in one transaction.
 
-If a batch raises, it is rolled back to a savepoint and taken in halves, down to the events that fail by themselves;
+If a batch raises, it is rolled back to a savepoint and taken in pieces, down to the events that fail by themselves;
 after a failure the rest of that event's aggregate waits. Errors of our own database end the transaction and are
 retried by Temporal; they are nobody's failed attempt. A receiver that is unavailable is put on hold: it is probed with
 one event at a time, and nothing is spent.
@@ -20,6 +20,7 @@ from contracts.names import receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.fan_out import relay_rests
 from pipeline.lending import attempt, lent
+from pipeline.pieces import Pieces
 from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from receivers.base import Receiver, RejectEvent
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 # Runs of failing events that one receiver has open at a time: each is a workflow, and costs the server its share.
 MOST_OPEN_RUNS = 32
 _PATIENCE = 10.0  # seconds that a receiver stays hot for events that are still on their way
-_LONGEST_TRANSACTION = 0.010
+_LONGEST_TRANSACTION = 0.010  # seconds, once something failed
 _PROGRESS_EVERY_MS = 1000
 _MOST_ACCUSED = 2  # a receiver that comes and goes costs no more events an attempt
 
@@ -224,14 +225,27 @@ class ReceiverStage:
         else:
             taking.hold = hold
 
-    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking, *, bad: bool = False) -> None:
-        """`bad`: something among these is known to fail."""
-        events = events.without(taking.closed)
-        if not events or taking.down or (taking.failed and time.monotonic() > taking.deadline):
-            return
-        if bad and len(events) > 1:
-            self._take_halves(connection, events, taking)
-            return
+    def _take_events(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
+        """As many at a time as go well, and alone what fails. Once something failed, until the transaction is old."""
+        left = events.without(taking.closed)
+        pieces = Pieces(len(left))
+        while left and not taking.down and not (taking.failed and time.monotonic() > taking.deadline):
+            piece = left[: pieces.size]
+            error = self._attempt(connection, piece)
+            if error is None:
+                pieces.went_well(len(piece))
+                taking.taken += len(piece)
+                self._absolve_receiver(connection, taking)
+                left = left[len(piece) :]
+            elif len(piece) > 1:
+                pieces.failed(len(piece), piece.stands_at)
+            else:
+                pieces.failed_alone()
+                self._blame(connection, piece[0], error, taking)
+                left = left[1:].without(taking.closed)
+
+    def _attempt(self, connection: Connection, events: EventBatch) -> Exception | None:
+        """Their effects and their `done`, or the error and neither."""
         try:
             with attempt(connection, self._receiver.name, events.positions):
                 with lent(connection):
@@ -240,23 +254,16 @@ class ReceiverStage:
         except Exception as error:
             if is_infrastructure_error(error):
                 raise
-            if len(events) > 1:
-                self._take_halves(connection, events, taking)
-            elif is_unavailable(error):
-                self._suspect(events[0], error, taking)
-            else:
-                self._absolve_receiver(connection, taking)
-                self._fail(connection, events[0], error, taking)
-        else:
-            taking.taken += len(events)
-            self._absolve_receiver(connection, taking)
+            return error
+        return None
 
-    def _take_halves(self, connection: Connection, events: EventBatch, taking: _Taking) -> None:
-        """These failed as a batch. If the first half goes well, it is the second that fails."""
-        middle, failed = len(events) // 2, taking.failed
-        self._take_events(connection, events[:middle], taking)
-        well = taking.failed == failed and taking.suspect is None
-        self._take_events(connection, events[middle:], taking, bad=well)
+    def _blame(self, connection: Connection, event: Event, error: Exception, taking: _Taking) -> None:
+        """It failed alone."""
+        if is_unavailable(error):
+            self._suspect(event, error, taking)
+        else:
+            self._absolve_receiver(connection, taking)
+            self._fail(connection, event, error, taking)
 
     def _suspect(self, event: Event, error: Exception, taking: _Taking) -> None:
         taking.closed.add(event.aggregate_id)

@@ -13,7 +13,7 @@ from store.receivers import Hold
 # How long a stage waits for its hub event before it looks for itself: work may come from another process.
 _SHORTEST_POLL, _LONGEST_POLL = 0.003, 0.05
 # A receiver on hold is probed at these waits: seldom enough to leave it alone, often enough to go on within seconds.
-_SHORTEST_PROBE, _LONGEST_PROBE = 0.1, 1.5
+_SHORTEST_PROBE, _LONGEST_PROBE = 0.1, 1.0
 _SMALLEST, _LARGEST = 50, 2000
 _AIM = 0.016  # seconds that a batch keeps the writer: whoever places an order waits for one transaction at most
 

@@ -42,7 +42,8 @@ class Receiver(ABC):
     def deliver_batch(self, connection: Connection, events: Sequence[Event]) -> None:
         """Take several events in order; override it where one statement can do the work of many.
 
-        If it raises, nothing of the batch is kept, and the events are taken one by one.
+        If it raises, nothing of the batch is kept, and it is called again with fewer of them, down to the one that
+        fails alone. Where going through `events` stopped is looked at first, so that takes few calls.
         """
         for event in events:
             self.deliver(connection, event)

@@ -45,6 +45,9 @@ class EventBatch(Sequence[Event]):
         self._connection = connection
         self._keys = keys
         self._loaded = {} if loaded is None else loaded
+        # Index of the event that an iteration stands at, None before the first and after the last one: where whoever
+        # goes through the events stopped.
+        self.stands_at: int | None = None
 
     @cached_property
     def positions(self) -> list[int]:
@@ -63,7 +66,10 @@ class EventBatch(Sequence[Event]):
 
     def __iter__(self) -> Iterator[Event]:
         self._load()
-        return (self._loaded[position] for position in self.positions)
+        for index, position in enumerate(self.positions):
+            self.stands_at = index
+            yield self._loaded[position]
+        self.stands_at = None
 
     @overload
     def __getitem__(self, index: int) -> Event: ...

@@ -6,11 +6,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+import pipeline.stage
 from activities.draining import DrainActivities
 from contracts.events import ORDER_PLACED
 from contracts.messages import DrainInput, DrainReport
@@ -395,3 +397,19 @@ async def test_an_error_in_a_stage_ends_the_drain_and_says_so_to_temporal() -> N
     with pytest.raises(ConnectionError):
         await ActivityEnvironment().run(drains.drain, DrainInput("scripted"))
     assert not hub.is_draining("scripted")
+
+
+async def test_a_receiver_on_hold_is_probed_once_a_second_at_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(pipeline.stage, "asyncio", SimpleNamespace(sleep=note))
+    stage = Scripted(rest=False)
+    stage.hold = Hold(7, "down")
+    await drain(
+        stage, Hub(), Limits(0, 60), stopping=lambda: len(waits) == 6, beat=lambda events, batches: None, held_since=7
+    )
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert stage.steps == 6

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from pipeline.failure import RetryPolicy
 from pipeline.stage import BatchSize
+from tests.pipeline.test_pieces import pieces_tried
 
 seconds = st.floats(0, 10)
 left = st.one_of(st.just(0), st.integers(0, 2000))  # read and not reached: some of the batch failed
@@ -50,3 +51,19 @@ def test_a_failing_event_waits_longer_each_time_and_not_for_ever(attempts: int, 
     assert waits == sorted(waits)
     assert all(wait <= 3_600_000 for wait in waits)
     assert not waits or waits[0] == int(backoff * 1000)
+
+
+@given(st.data())
+def test_each_event_goes_well_or_fails_alone_once_in_order_wherever_the_receiver_stops(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 60))
+    bad = data.draw(st.sets(st.integers(0, count - 1)))
+
+    def stop(begin: int, end: int) -> int | None:
+        return data.draw(st.none() | st.integers(0, end - begin - 1))
+
+    settled = [event for begin, end in pieces_tried(count, bad, stop) for event in _settled(range(begin, end), bad)]
+    assert settled == list(range(count))
+
+
+def _settled(piece: range, bad: set[int]) -> range:
+    return piece if len(piece) == 1 or bad.isdisjoint(piece) else range(0)
