@@ -110,7 +110,8 @@ class HandWritten:
                     self._connection.execute(
                         "INSERT INTO sales_totals SELECT generation, currency, count(*), sum(amount) "
                         f"FROM sales_applied WHERE generation = 'initial' AND position IN ({_GIVEN}) GROUP BY 1, 2 "
-                        "ON CONFLICT DO UPDATE SET orders = orders + excluded.orders, amount = amount + excluded.amount",
+                        "ON CONFLICT DO UPDATE SET orders = orders + excluded.orders, "
+                        "amount = amount + excluded.amount",
                         given,
                     )
                 self._connection.execute(

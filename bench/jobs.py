@@ -60,7 +60,7 @@ async def _measure(stack: Scratch, count: int) -> dict[str, float]:
         task_queue="bare",
         workflows=[BareWorkflow, ByHandWorkflow],
         activities=[nothing, fulfil_by_hand],
-        workflow_runner=sandbox("bench"),  # read anew for each run it cost the floor 3 ms, which a job does not pay
+        workflow_runner=sandbox("bench"),  # read anew for each run it would cost 3 ms, which a job does not pay
     )
 
     async def bare_job(name: str) -> None:

@@ -177,8 +177,8 @@ def open_database(path: Path) -> Database:
 
 
 def order_ids(count: int, *, ordered: bool = True, prefix: str = "bench") -> list[str]:
-    """Ids that ascend as texts, or random ones (the same at each call). All have one length, a UUID's: eight digits beside
-    thirty-two would measure how many pages longer ids fill, which is more than what their order costs."""
+    """Ids that ascend as texts, or random ones (the same at each call). All have one length, a UUID's: eight
+    digits beside thirty-two would measure how many pages longer ids fill, and not their order alone."""
     if ordered:
         return [f"{prefix}-{number:032x}" for number in range(count)]
     generator = random.Random(prefix)
