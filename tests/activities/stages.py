@@ -20,7 +20,7 @@ from pipeline.writer import Writer
 from receivers.base import Receiver
 from receivers.builtin import Billing, Mail, Sales
 from store.engine import Database
-from store.receivers import register_receiver
+from store.receivers import Hold, register_receiver
 from tests.store.scenes import rows, scalar
 
 
@@ -45,6 +45,32 @@ class Recorder(Receiver):
             self.after(connection)
         if event.event_id in self.errors:
             raise self.errors[event.event_id]
+
+
+class Scripted:
+    """Moves what the test gives it, then nothing."""
+
+    name = "scripted"
+    fed_from_outside = False
+    hold: Hold | None = None
+    waits: str | None = None
+
+    def __init__(self, *moves: int, rest: bool = True) -> None:
+        self.moves = list(moves)
+        self.rest = rest
+        self.asked: list[float] = []
+        self.begun = self.steps = 0
+
+    async def begin(self) -> None:
+        self.begun += 1
+
+    async def step(self) -> int:
+        self.steps += 1
+        return self.moves.pop(0) if self.moves else 0
+
+    async def may_rest(self, idle: float) -> bool:
+        self.asked.append(idle)
+        return self.rest
 
 
 class Stages:
