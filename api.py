@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from sqlalchemy import Connection
 
 import embedded
-from config import Settings, no_arguments
+from config import Settings, end, no_arguments
 from contracts.errors import SaiseiError, Unreachable, WrongSettings
 from http_api.app import build_app
 from http_api.orders_desk import OrdersDesk
@@ -155,4 +155,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     no_arguments("api.py", "Serve the HTTP API, until SIGTERM or Ctrl-C.")
-    sys.exit(main())
+    end(main())

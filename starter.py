@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import contextlib
 import io
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ if __name__ == "__main__":
 from commands.output import silence_stdout
 from commands.parsing import Parser, Run, WrongUsage
 from commands.registry import add_words
+from config import end
 from contracts.errors import WrongSettings
 
 if TYPE_CHECKING:
@@ -101,12 +101,7 @@ def program() -> NoReturn:
         # A terminal that cannot show a character gets it escaped.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    code = main()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    # A thread of Temporal's client that lets go of a Python object while the interpreter is being taken down aborts the
-    # process, after the work is done. So the interpreter is not taken down: everything is closed and flushed by now.
-    os._exit(code)
+    end(main())
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from sqlalchemy import Connection
 from temporalio.client import Client
-from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -29,7 +27,7 @@ from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
-from config import Settings, no_arguments
+from config import Settings, end, no_arguments
 from contracts.errors import Unreachable, WrongSettings
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id, receiver_of
@@ -351,22 +349,7 @@ def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     except FAILURES as error:
         print(f"worker: {sentence(error)}", file=sys.stderr)
         return 2 if isinstance(error, WrongSettings) else 1
-    except RPCError as error:
-        print(f"worker: Temporal failed at the start: {error.message}", file=sys.stderr)
-        return 1
     return 0
-
-
-def end(code: int) -> NoReturn:
-    """End this process now, without taking Python's interpreter down.
-
-    Temporal's threads outlive the event loop; one that comes back while the interpreter is taken down aborts the
-    process ("PyGILState_Release", exit code 134) after all its work was done.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.report import Row
+from config import end
 from contracts.errors import SaiseiError
 from embedded.errors import EmbeddedError
 
@@ -87,4 +88,4 @@ def _table(title: str, rows: Sequence[Row], seconds: float) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -12,6 +12,7 @@ from typing import TextIO
 from sqlalchemy import Connection
 
 import worker
+from config import end
 from store.engine import Database
 
 
@@ -32,4 +33,4 @@ if __name__ == "__main__":
     with open(sys.argv[1], "a", buffering=1) as lines:
         _measure(lines)
         code = worker.main()
-    worker.end(code)
+    end(code)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from config import end
 from contracts.events import Event
 from receivers.builtin import Billing, Mail, Sales
-from worker import end, main
+from worker import main
 
 POISON = "poison"
 

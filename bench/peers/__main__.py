@@ -24,6 +24,7 @@ from bench.jobs import AT_ONCE, job, require_jobs, timed, worker_in_process
 from bench.peers import work
 from bench.report import Row, median, row
 from bench.stack import ROOT, Scratch, order_ids, record, require_clean, scratch, wait_for
+from config import end
 from contracts.errors import SaiseiError
 from embedded.tied import tie
 from store.engine import Database
@@ -186,4 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -130,10 +130,11 @@ HEAVY = {"httpx", "redis", "rich", "sqlalchemy", "temporalio", "temporalio.clien
 )
 def test_a_command_imports_what_it_needs_and_no_more(cli: Cli, arguments: list[str], imported: set[str]) -> None:
     program = (
-        "import sys, starter\n"
+        "import config, sys, starter\n"
         "try:\n    starter.main(sys.argv[1:])\n"
         "except SystemExit:\n    pass\n"
         f"print(*(name for name in {sorted(HEAVY)} if name in sys.modules), file=sys.stderr)\n"
+        "config.end(0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],

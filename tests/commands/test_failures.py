@@ -145,6 +145,7 @@ def test_status_shows_what_the_database_knows_while_the_other_servers_are_away(l
 
 TWO_NAMES = """
 import sys
+from config import end
 from receivers import registry
 from receivers.builtin import Mail
 class Post(Mail):
@@ -153,7 +154,7 @@ registry.RECEIVERS = (*registry.RECEIVERS, Post())
 registry.by_name.__defaults__ = (registry.RECEIVERS,)
 import {module}
 sys.argv = ["{module}.py", *{arguments}]
-sys.exit({module}.main())
+end({module}.main())
 """
 
 

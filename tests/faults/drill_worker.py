@@ -6,9 +6,10 @@ With DRILL_PICKY in the environment also the receiver that fails for poisoned or
 import os
 
 import worker
+from config import end
 from receivers.registry import RECEIVERS
 from tests.faults.receivers import DRILL_RECEIVERS, PICKY, Picky
 
 if __name__ == "__main__":
     more = (Picky(PICKY),) if "DRILL_PICKY" in os.environ else ()
-    worker.end(worker.main((*RECEIVERS, *DRILL_RECEIVERS, *more)))
+    end(worker.main((*RECEIVERS, *DRILL_RECEIVERS, *more)))

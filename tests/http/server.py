@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ("DATABASE_URL", "REDIS_URL", "TEMPORAL_", "SAISEI_")
-PROGRAM = "import sys, api; sys.exit(api.main())"
+PROGRAM = "import api, config; config.end(api.main())"
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

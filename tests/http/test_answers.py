@@ -298,7 +298,7 @@ def test_an_unexpected_failure_is_a_bare_500_and_leaves_the_reason_in_the_log(tm
         "import sys, http_api.app\n"
         "def broken(connection): raise ValueError('the secret reason')\n"
         "http_api.app.sales_document = broken\n"
-        "import api; sys.exit(api.main())\n"
+        "import api, config; config.end(api.main())\n"
     )
     with running(tmp_path / "home", program) as api:
         document = problem(api.client.get("/sales"), 500)

@@ -35,7 +35,7 @@ DYING = (
     "        os.kill(os.getpid(), signal.SIGKILL)\n"
     "    return answers\n"
     "intake.Intake.place_all = dying\n"
-    "import api; sys.exit(api.main())\n"
+    "import api, config; config.end(api.main())\n"
 )
 
 

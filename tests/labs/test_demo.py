@@ -28,7 +28,9 @@ from tests.labs.test_outbox import counted
 from tests.waiting import wait_until
 
 # The walk-throughs cost their time in the other runs.
-ONLY_LIVE = "import sys, starter, commands.demo as d; d._WALKS = (); sys.exit(starter.main(['demo', *sys.argv[1:]]))"
+ONLY_LIVE = (
+    "import sys, config, starter, commands.demo as d; d._WALKS = (); config.end(starter.main(['demo', *sys.argv[1:]]))"
+)
 LIVE = {"orders": 20, "events": 20, "deliveries": 60}
 
 
