@@ -11,7 +11,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from sqlalchemy import make_url
 
@@ -148,10 +147,10 @@ def _start(context: Context, args: Namespace, services: list[str], children: lis
             return start(children)
         except AlreadyRunning:
             raise
-        except EmbeddedError:
-            # The servers take seconds, and another `up` may have taken the port that was free before.
-            ports = [urlsplit(child.url).port for child in children if child.url]
-            if _asked_api_port(args) or all(port is None or embedded.is_free(port) for port in ports):
+        except EmbeddedError as error:
+            # The servers take seconds, and another `up` may have taken the port that was free before. Whether it is
+            # taken now says nothing: that one may be down again.
+            if _asked_api_port(args) or _named(error) != "api":
                 raise
             return start([worker_child(), *_api(context, args)])
     except AlreadyRunning:
@@ -162,9 +161,14 @@ def _start(context: Context, args: Namespace, services: list[str], children: lis
         signal.signal(signal.SIGINT, former)
 
 
+def _named(error: EmbeddedError) -> str:
+    """What could not start."""
+    return str(error).partition(" ")[0]
+
+
 def _own_words(home: Path, error: EmbeddedError) -> Exception:
     """The own sentence of the worker or the API, when it was one of them that could not start."""
-    name = str(error).partition(" ")[0]
+    name = _named(error)
     if name not in ("worker", "api"):
         return error
     try:
