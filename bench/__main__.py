@@ -1,6 +1,6 @@
 """`python -m bench [NAME] [--json]`: run one benchmark, or all of them, and print the figures beside their floors.
 
-All of them take less work each than one alone does, so that they take five minutes, and say how much it was.
+All of them take less work each than one alone does, so that they take less than five minutes, and say how much it was.
 
 To add one: a module with `run(count) -> list[Row]`, a docstring whose first line says what it measures, a COUNT that it
 runs with by itself, a FEWER that `make bench` runs it with (COUNT if there is none), and its name in BENCHMARKS.
