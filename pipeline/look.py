@@ -1,6 +1,9 @@
 """The look: about once a second, indexed reads that find work whose wake, run or message was lost, and put it right.
 
 What it never does is act on age alone: a slow queue is not a lost one, and a drain that works needs no wake.
+
+The database is read once a look, and not at all where nobody has committed since the last one: what is unfinished is as
+it was then, and what of it is due by now the clock tells.
 """
 
 import asyncio
@@ -9,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import redis
 from sqlalchemy import Connection
@@ -24,10 +28,12 @@ from pipeline.hub import Hub
 from pipeline.receiving import MOST_OPEN_RUNS
 from pipeline.recovery import recover_outbox
 from pipeline.writer import Writer
+from runs.presence import first_runs
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
 from store.clock import now_ms, seconds_until
-from store.deliveries import claim_runs, first_next, forget_runs, retrying_exists
+from store.deliveries import claim_runs, forget_runs
+from store.engine import Changes
 from store.jobs import (
     JOB_LOOK_MS,
     asked_for_at,
@@ -36,11 +42,13 @@ from store.jobs import (
     postpone_look,
     settle_lost_job,
 )
-from store.outbox import first_pending
-from store.rebuild import fail_rebuild, running_rebuild
+from store.rebuild import fail_rebuild
 from store.redrives import cancel_redrive, postpone_redrive_look, redrives_due
+from store.unfinished import Unfinished, unfinished
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _JOBS_AT_ONCE = 20
 _LOST_AT_ONCE = 1000  # the rest at the next look: others wait for this one
@@ -76,54 +84,79 @@ class Look:
     _presence_at: float = 0.0
     _firsts: list[str | None] | None = None  # the first run of each long-lived one, as Temporal named them last
     _said: str | None = None
+    _trouble: str | None = None
+    _changes: Changes = field(init=False)
+    _found: Unfinished | None = None
+
+    def __post_init__(self) -> None:
+        self._changes = self.writer.changes()
 
     async def once(self) -> None:
         """One look. What does not answer just now is left for the next one; its absence is logged once."""
-        trouble = None
-        for part in (
-            self._lost_messages,
-            self._stalled_stages,
-            self._failing_events,
-            self._jobs,
-            self._redrives,
-            self._rebuild,
-            self._presence,
-        ):
-            try:
-                async with asyncio.timeout(_PATIENCE):  # a server that hangs must not hide what the others know
-                    await part()
-            except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
-                trouble = trouble or f"{part.__name__.strip('_')}: {type(error).__name__}: {error}"
-                if isinstance(error, RPCError | RuntimeError):
-                    self._presence_at = 0.0  # Temporal may come back empty: ask as soon as it answers
-        if trouble != self._said:
-            if trouble:
-                logger.warning("the look could not see everything (%s)", trouble)
+        self._trouble = None
+        found = await self._try(self._database)
+        if found is not None:
+            for part in (
+                self._lost_messages,
+                self._stalled_stages,
+                self._failing_events,
+                self._jobs,
+                self._redrives,
+                self._rebuild,
+            ):
+                await self._try(part, found)
+        await self._try(self._stalled_fan_out)
+        await self._try(self._presence)
+        if self._trouble != self._said:
+            if self._trouble:
+                logger.warning("the look could not see everything (%s)", self._trouble)
             else:
                 logger.info("the look sees everything again")
-            self._said = trouble
+            self._said = self._trouble
+
+    async def _try(self, part: Callable[..., Awaitable[T]], *found: Unfinished) -> T | None:
+        try:
+            async with asyncio.timeout(_PATIENCE):  # a server that hangs must not hide what the others know
+                return await part(*found)
+        except (redis.RedisError, RPCError, RuntimeError, OSError, DBAPIError, SaiseiError, TimeoutError) as error:
+            self._trouble = self._trouble or f"{part.__name__.strip('_')}: {type(error).__name__}: {error}"
+            if isinstance(error, RPCError | RuntimeError):
+                self._presence_at = 0.0  # Temporal may come back empty: ask as soon as it answers
+            return None
+
+    async def _database(self) -> Unfinished:
+        """What is unfinished, as it was read last if nobody has committed since."""
+        if self._changes.any():
+            self._found = None  # also if the read fails
+        if self._found is None:
+            self._found = await self.writer.read(lambda connection: unfinished(connection, self.receivers))
+        return self._found
 
     async def recover_outbox(self, *, before: int) -> int:
         """Events published before `before` (UTC ms) that Redis lost go through the relay again; how many."""
         return await recover_outbox(self.writer, self.events, before=before, most=_LOST_AT_ONCE)
 
-    async def _lost_messages(self) -> None:
-        count = await self.recover_outbox(before=now_ms() - int(self.lost_after * 1000))
+    async def _lost_messages(self, found: Unfinished) -> None:
+        before = now_ms() - int(self.lost_after * 1000)
+        if found.published_at is None or found.published_at >= before:
+            return
+        count = await self.recover_outbox(before=before)
         if count:
             logger.warning("%d events were lost in Redis and are sent again", count)
             await self.runs.wake()
 
-    async def _stalled_stages(self) -> None:
-        await self._consider(RELAY_ID, lambda: self.writer.read(first_pending))
+    async def _stalled_stages(self, found: Unfinished) -> None:
+        await self._consider(RELAY_ID, found.pending)
         for name in self.receivers:
-            waiting = partial(first_next, receiver=name)
-            await self._consider(receiver_id(name), partial(self.writer.read, waiting))
-        await self._consider(FAN_OUT_ID, lambda: self.writer.call(self.events.first))
+            await self._consider(receiver_id(name), found.next[name])
 
-    async def _consider(self, stage: str, oldest: Callable[[], Awaitable[bytes | int | None]]) -> None:
-        """Wake a stage whose oldest work is the same as at the last look. A drain elsewhere would have taken it; a
-        stage that cannot work (Redis is down) is woken less and less often."""
-        item = None if self.hub.is_draining(stage) else await oldest()
+    async def _stalled_fan_out(self) -> None:
+        drained = self.hub.is_draining(FAN_OUT_ID)
+        await self._consider(FAN_OUT_ID, None if drained else await self.writer.call(self.events.first))
+
+    async def _consider(self, stage: str, item: bytes | int | None) -> None:
+        """Wake a stage whose oldest work, `item`, is the same as at the last look. A drain elsewhere would have taken
+        it; a stage that cannot work (Redis is down) is woken less and less often."""
         if item is None or self.hub.is_draining(stage):
             self._seen.pop(stage, None)
             return
@@ -139,12 +172,10 @@ class Look:
             seen.wake_at = now + seen.pause
             seen.pause = min(seen.pause * 2, _LONGEST_SILENCE)
 
-    async def _failing_events(self) -> None:
+    async def _failing_events(self, found: Unfinished) -> None:
         overdue = now_ms() - int(self.run_grace * 1000)
         for name in self.receivers:
-            if not await self.writer.read(
-                partial(retrying_exists, receiver=name, most_open=MOST_OPEN_RUNS, overdue=overdue)
-            ):
+            if not found.retrying[name].want_runs(MOST_OPEN_RUNS, overdue):
                 continue
             claimed = await self.writer.write(
                 partial(claim_runs, receiver=name, most_open=MOST_OPEN_RUNS, overdue=overdue)
@@ -153,8 +184,10 @@ class Look:
                 message = DeliveryInput(name, event_id, aggregate_id)
                 await self.runs.start_delivery(message, delay=seconds_until(due))
 
-    async def _jobs(self) -> None:
+    async def _jobs(self, found: Unfinished) -> None:
         now = now_ms()
+        if found.jobs_look_at is None or found.jobs_look_at > now:
+            return
         for job_id, amount in await self.writer.read(lambda connection: due_for_look(connection, now, _JOBS_AT_ONCE)):
             run = await self._run(job_workflow_id(job_id))
             if run is None or await self._is_older(run, job_id):
@@ -173,8 +206,10 @@ class Look:
         """Whether the run had ended before the job was asked for (again): Temporal was away, and it has no run yet."""
         return _ended_before(run, await self.writer.read(partial(asked_for_at, job_id=job_id)))
 
-    async def _redrives(self) -> None:
+    async def _redrives(self, found: Unfinished) -> None:
         now = now_ms()
+        if found.redrives_look_at is None or found.redrives_look_at > now:
+            return
         for redrive in await self.writer.read(lambda connection: redrives_due(connection, now, _REDRIVES_AT_ONCE)):
             run = await self._run(redrive_id(redrive.request_id))
             if run is None or _ended_before(run, redrive.created_at):
@@ -188,9 +223,9 @@ class Look:
             look_at = now + _REDRIVE_EVERY_MS
             await self.writer.write(partial(postpone_redrive_look, request_id=redrive.request_id, look_at=look_at))
 
-    async def _rebuild(self) -> None:
+    async def _rebuild(self, found: Unfinished) -> None:
         """A rebuild whose run is gone (terminated, or Temporal lost its data) is marked as failed."""
-        rebuild = await self.writer.read(running_rebuild)
+        rebuild = found.rebuild
         if rebuild is None or now_ms() - rebuild.started_at < _REBUILD_GRACE_MS:
             return
         status = await self._run_status(REBUILD_ID)
@@ -203,20 +238,18 @@ class Look:
         now = time.monotonic()
         if now < self._presence_at:
             return
-        runs = [await self._run(stage) for stage in self.runs.stages]
-        missing = any(run is None or run.status is not WorkflowExecutionStatus.RUNNING for run in runs)
+        firsts, running = await first_runs(self.runs.client, self.runs.stages)
         # Somebody's wake may have started the long-lived runs again before we asked, so that none is missing: another
         # first run in the place of one that we knew tells as much.
-        firsts = [run.raw_description.workflow_execution_info.first_run_id if run else None for run in runs]
         strangers = firsts != self._firsts
-        if missing or strangers:
+        if strangers or not running:
             await register_search_attributes(self.runs.client)
         if strangers:
             # Temporal came back without its data (or we have just started, and it may have): jobs and failing events
             # have lost their runs too. Found now, not each when it is next due. Where a run is there after all,
             # starting it again changes nothing.
             await self.writer.write(self._forget_runs)
-        if missing:
+        if not running:
             logger.info("long-lived runs are missing and are started")
             await self.runs.ensure()
         self._firsts = firsts

@@ -256,20 +256,35 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
     return [Delivery(row[0], Event(*row[1:7]), *row[7:]) for row in rows]
 
 
-def retrying_exists(connection: Connection, receiver: str, most_open: int, overdue: int) -> bool:
-    """Whether `claim_runs` with these arguments would find something, without a write transaction."""
-    rows = connection.execute(
-        by_index(
-            sa.select(deliveries.c.has_run, sa.func.count(), sa.func.min(deliveries.c.next_attempt_at))
-            .where(deliveries.c.receiver == receiver, sa.text("deliveries.status = 'retrying'"))
-            .group_by(deliveries.c.has_run),
-            deliveries,
-            "deliveries_due",
+@dataclass(frozen=True)
+class Retrying:
+    """A receiver's `retrying` deliveries: whether one has no run, how many have one, and when (UTC ms) the first of
+    these is due."""
+
+    without_run: bool
+    open_runs: int
+    first_due: int | None
+
+    def want_runs(self, most_open: int, overdue: int) -> bool:
+        """Whether `claim_runs` with these arguments would find something, without a write transaction."""
+        return (self.without_run and self.open_runs < most_open) or (
+            self.first_due is not None and self.first_due < overdue
         )
-    )
-    found = {row[0]: (row[1], row[2]) for row in rows}
-    open_runs, oldest = found.get(1, (0, None))
-    return (0 in found and open_runs < most_open) or (oldest is not None and oldest < overdue)
+
+
+_BY_RUN = by_index(
+    sa.select(deliveries.c.has_run, sa.func.count(), sa.func.min(deliveries.c.next_attempt_at))
+    .where(deliveries.c.receiver == sa.bindparam("receiver"), sa.text("deliveries.status = 'retrying'"))
+    .group_by(deliveries.c.has_run),
+    deliveries,
+    "deliveries_due",
+)
+
+
+def retrying_of(connection: Connection, receiver: str) -> Retrying:
+    """The receiver's `retrying` deliveries."""
+    found = {row[0]: (row[1], row[2]) for row in connection.execute(_BY_RUN, {"receiver": receiver})}
+    return Retrying(0 in found, *found.get(1, (0, None)))
 
 
 _RETRYING = (deliveries.c.receiver == sa.bindparam("receiver"), sa.text("deliveries.status = 'retrying'"))

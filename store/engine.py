@@ -224,8 +224,9 @@ class Changes:
 
     def __init__(self, path: str | None) -> None:
         """`path`: SQLite's file; None for a database that cannot tell."""
-        self._path = path
+        self._path = None if path is None else Path(path)
         self._connection: sqlite3.Connection | None = None
+        self._file = _NOWHERE
         self._version: int | None = None
         self._nothing = False
 
@@ -249,10 +250,12 @@ class Changes:
         try:
             if self._connection is None:
                 self._connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+                self._file = _identity(self._path)
             version = self._connection.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.Error:
             return True  # whoever reads now gets to know why
-        changed = bool(version != self._version)
+        # Nobody commits to a file that was moved away; the next transaction says so.
+        changed = bool(version != self._version) or _identity(self._path) != self._file
         self._version = version
         return changed
 

@@ -1,5 +1,6 @@
 """The look: each kind of loss is repaired, a slow queue is not, and what cannot work is woken less and less."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -19,6 +20,7 @@ from store.clock import now_ms
 from store.engine import Database
 from store.jobs import COMPLETED, FAILED, JOB_LOOK_MS, RUNNING, begin_job, end_job, get_job
 from store.schema import outbox
+from store.unfinished import Unfinished
 from tests.activities.stages import Recorder, Stages, stages
 from tests.store.scenes import append, rows
 
@@ -43,9 +45,12 @@ def scene(sqlite: Database, redis_url: str) -> Iterator[Stages]:
 
 
 def look_of(scene: Stages, runs: Runs, receivers: Sequence[str] = ("recorder",), **options: Any) -> Look:
-    return Look(
+    look = Look(
         scene.writer, scene.events, scene.hub, runs, receivers, **{"lost_after": 30.0, "run_grace": 12.0, **options}
     )
+    if isinstance(runs, Wakes):
+        look._presence_at = math.inf
+    return look
 
 
 def age(scene: Stages, milliseconds: int = 60_000) -> None:
@@ -66,15 +71,15 @@ async def test_messages_that_redis_lost_go_through_the_relay_again(scene: Stages
     scene.client.execute_command(loss, *([OUTBOX_LIST] if loss == "DEL" else []))
     runs = Wakes()
     look = look_of(scene, runs)
-    await look._lost_messages()
+    await look._lost_messages(await look._database())
     assert runs.woken == []  # pushed a moment ago: another look will tell
     age(scene)
-    await look._lost_messages()
+    await look._lost_messages(await look._database())
     assert runs.woken == [RELAY_ID]  # whose drain wakes what follows it
     assert rows(scene.database, "SELECT DISTINCT status FROM outbox") == [("PENDING",)]
     await scene.drain()
     assert scene.effects() == ["a-1", "a-2", "a-3"]
-    await look._lost_messages()
+    await look._lost_messages(await look._database())
     assert runs.woken == [RELAY_ID]
 
 
@@ -115,10 +120,10 @@ async def test_a_slow_queue_of_20_000_entries_is_not_pushed_twice(scene: Stages)
     scene.events.push([f"e{number}" for number in range(count)])
     runs = Wakes()
     look = look_of(scene, runs)
-    await look._lost_messages()
+    await look._lost_messages(await look._database())
     for _ in range(3):
         await scene.fan_out.step()
-        await look._lost_messages()
+        await look._lost_messages(await look._database())
     assert RELAY_ID not in runs.woken
     assert scene.scalar("SELECT count(*) FROM outbox WHERE status = 'PENDING'") == 0
     left = scene.events.length()
@@ -139,7 +144,7 @@ async def test_a_stalled_stage_is_woken_and_one_that_cannot_work_less_and_less(
     for second in range(300):
         clock = 1000.0 + second
         before = len(runs.woken)
-        await look._stalled_stages()
+        await look._stalled_stages(await look._database())
         if len(runs.woken) > before:
             at.append(second)
     assert runs.woken == [RELAY_ID] * len(at)  # its drain wakes what follows it
@@ -149,12 +154,12 @@ async def test_a_stalled_stage_is_woken_and_one_that_cannot_work_less_and_less(
     assert set(pauses[6:]) == {60}
     # Once it works again, and then stalls with other work, it is woken soon.
     await scene.drain()
-    await look._stalled_stages()
+    await look._stalled_stages(await look._database())
     append(scene.database, "b", 1)
-    await look._stalled_stages()
+    await look._stalled_stages(await look._database())
     woken = len(runs.woken)
     clock += 1
-    await look._stalled_stages()
+    await look._stalled_stages(await look._database())
     assert runs.woken[woken:] == [RELAY_ID]
 
 
@@ -164,7 +169,7 @@ async def test_a_stage_that_drains_here_is_left_alone(scene: Stages) -> None:
     look = look_of(scene, runs)
     with scene.hub.draining(RELAY_ID):
         for _ in range(5):
-            await look._stalled_stages()
+            await look._stalled_stages(await look._database())
     assert runs.woken == []
 
 
@@ -174,12 +179,13 @@ async def test_each_stage_is_woken_for_its_own_work(scene: Stages) -> None:
     runs = Wakes()
     look = look_of(scene, runs)
     for _ in range(2):
-        await look._stalled_stages()
+        await look._stalled_stages(await look._database())
+        await look._stalled_fan_out()
     assert runs.woken == [FAN_OUT_ID, receiver_id("recorder")]  # with the receivers, which follow it
     runs.woken.clear()
     await scene.drain(scene.fan_out)
     for _ in range(2):
-        await look._stalled_stages()
+        await look._stalled_stages(await look._database())
     assert runs.woken == [receiver_id("recorder")]
 
 
@@ -197,7 +203,7 @@ async def test_redis_or_temporal_down_keeps_the_look_from_nothing_else(
         asked: Counter[str] = Counter()
         for name in ("_failing_events", "_jobs", "_presence"):
 
-            async def part(name: str = name) -> None:
+            async def part(*_: Unfinished, name: str = name) -> None:
                 asked[name] += 1
 
             setattr(look, name, part)
@@ -208,6 +214,87 @@ async def test_redis_or_temporal_down_keeps_the_look_from_nothing_else(
         assert len([record for record in caplog.records if "could not see everything" in record.message]) == 1
 
 
+@pytest.fixture
+def reads(scene: Stages, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is read from the database from now on."""
+    noted, read = [], scene.writer.read
+
+    async def note(work: Any) -> Any:
+        noted.append(work)
+        return await read(work)
+
+    monkeypatch.setattr(scene.writer, "read", note)
+    return noted
+
+
+async def test_a_look_reads_the_database_once_and_not_at_all_where_nobody_has_committed(
+    scene: Stages, reads: list[Any]
+) -> None:
+    look = look_of(scene, Wakes())
+    found = await look._database()
+    append(scene.database, "a", 1)
+    await scene.drain(scene.relay)
+    scene.client.delete(OUTBOX_LIST)
+    reads.clear()
+    for _ in range(3):
+        await look.once()
+    assert len(reads) == 1
+    assert (await look._database()).published_at is not None
+    assert found.published_at is None
+
+
+async def test_a_read_that_failed_is_made_again_though_nobody_has_committed(
+    scene: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(scene.database, "a", 1)
+    look = look_of(scene, Wakes())
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.look.unfinished", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await look._database()
+    assert (await look._database()).pending is not None
+
+
+@pytest.mark.parametrize("due", ["a lost message", "a failing event", "a job"])
+async def test_what_the_clock_alone_makes_due_is_found(
+    scene: Stages, monkeypatch: pytest.MonkeyPatch, due: str
+) -> None:
+    started: list[str] = []
+
+    class Starts(Wakes):
+        async def start_delivery(self, message: DeliveryInput, *, delay: float = 0.0) -> Any:
+            started.append(message.event_id)
+
+        async def start_job(self, message: FulfilmentInput) -> Any:
+            started.append(message.job_id)
+
+    runs = Starts()
+    append(scene.database, "a", 1)
+    if due == "a lost message":
+        await scene.drain(scene.relay)
+        scene.client.delete(OUTBOX_LIST)
+    elif due == "a failing event":
+        scene.receivers["recorder"]._receiver.errors = {"a-1": ValueError("bad")}  # type: ignore[attr-defined]
+        await scene.drain()
+    else:
+        await scene.drain()
+        with scene.database.write() as connection:
+            begin_job(connection, "job-1", 100, now_ms(), now_ms() + 60_000)
+    look = look_of(scene, runs)
+
+    async def no_run(workflow_id: str) -> None:
+        return None
+
+    monkeypatch.setattr(look, "_run", no_run)
+    await look.once()
+    assert (runs.woken, started) == ([], [])
+    monkeypatch.setattr("pipeline.look.now_ms", lambda: now_ms() + 61_000)
+    await look.once()
+    expected = {"a lost message": [], "a failing event": ["a-1"], "a job": ["job-1"]}
+    assert started == expected[due]
+    assert runs.woken == ([RELAY_ID] if due == "a lost message" else [])
+
+
 async def test_a_run_of_a_failing_event_that_was_terminated_is_started_again(scene: Stages, client: Client) -> None:
     append(scene.database, "a", 1)
     runs = Runs(client, [])
@@ -215,13 +302,13 @@ async def test_a_run_of_a_failing_event_that_was_terminated_is_started_again(sce
     await scene.drain()
     handle = await runs.start_delivery(DeliveryInput("recorder", "a-1", "a"))
     look = look_of(scene, runs)
-    await look._failing_events()
+    await look._failing_events(await look._database())
     first = (await client.get_workflow_handle(handle.id).describe()).run_id
     assert first == handle.result_run_id  # it is not overdue yet
     await handle.terminate("a person's mistake")
     with scene.database.write() as connection:
         connection.execute(sa.text("UPDATE deliveries SET next_attempt_at = next_attempt_at - 60000"))
-    await look._failing_events()
+    await look._failing_events(await look._database())
     described = await client.get_workflow_handle(delivery_id("recorder", "a-1")).describe()
     assert described.run_id != first
     assert described.status is not None
@@ -233,7 +320,7 @@ async def test_a_job_without_a_run_gets_one(scene: Stages, client: Client) -> No
         begin_job(connection, "job-1", 100, 1, 1)
         begin_job(connection, "job-2", 100, 1, now_ms() + 60_000)
     look = look_of(scene, Runs(client, []))
-    await look._jobs()
+    await look._jobs(await look._database())
     assert (await client.get_workflow_handle(job_workflow_id("job-1")).describe()).status is not None
     with pytest.raises(Exception, match="not found"):
         await client.get_workflow_handle(job_workflow_id("job-2")).describe()
@@ -246,7 +333,8 @@ async def test_a_job_whose_run_was_terminated_is_failed_and_says_how_to_go_on(sc
         begin_job(connection, "job-1", 100, 1, 1)
     handle = await runs.start_job(FulfilmentInput("job-1", 100))
     await handle.terminate()
-    await look_of(scene, runs)._jobs()
+    look = look_of(scene, runs)
+    await look._jobs(await look._database())
     with scene.database.read() as connection:
         job = get_job(connection, "job-1")
     assert (job.state, job.error) == (FAILED, "its run was terminated; `job run job-1` resumes it")
@@ -299,7 +387,7 @@ async def test_a_job_that_moved_on_while_the_look_asked_keeps_its_state(
         return run
 
     look._run = slow  # type: ignore[method-assign]
-    await look._jobs()
+    await look._jobs(await look._database())
     with scene.database.read() as connection:
         job = get_job(connection, "job-1")
     assert (job.state, job.error) == (COMPLETED if meanwhile == "it completed" else RUNNING, None)

@@ -73,7 +73,11 @@ def looked(database: Database, run: Run | None, asked_at: int) -> tuple[list[Ful
         begin_job(connection, "job-1", 100, asked_at, asked_at + JOB_LOOK_MS)
     runs, writer = FakeRuns(run), Writer(database)
     look: Any = Look(writer, Mock(), Hub(), runs, [], lost_after=30, run_grace=12)  # type: ignore[arg-type]
-    asyncio.run(look._jobs())
+
+    async def look_for_jobs() -> None:
+        await look._jobs(await look._database())
+
+    asyncio.run(look_for_jobs())
     writer.close()
     with database.read() as connection:
         job = get_job(connection, "job-1")

@@ -69,3 +69,12 @@ def test_where_it_cannot_be_told_there_may_be_news(database: Database, tmp_path:
         (tmp_path / "gone").rename(tmp_path / "away")
         assert missing.changes().any()
         missing.close()
+
+
+def test_a_file_that_was_moved_away_is_worth_every_look(sqlite: Database, tmp_path: Path) -> None:
+    """Nobody commits to it any more, and whoever reads is told why."""
+    watch = sqlite.changes()
+    watch.any()
+    assert not watch.any()
+    Path(str(sqlite.url.database)).rename(tmp_path / "away.db")
+    assert [watch.any(), watch.any()] == [True, True]

@@ -15,7 +15,7 @@ from store.deliveries import (
     next_batch,
     next_probe,
     record_failure,
-    retrying_exists,
+    retrying_of,
     waits_behind,
 )
 from store.engine import Database
@@ -308,7 +308,7 @@ def test_work_is_found_without_a_walk_over_what_is_done(sqlite: Database) -> Non
         next_batch(connection, "mail", 10)
         next_probe(connection, "mail", 0)
         next_probe(connection, "mail", 5)
-        retrying_exists(connection, "mail", 8, 1)
+        retrying_of(connection, "mail")
         claim_runs(connection, "mail", 8, 1)
         asked = [each for each in statements if each[0].startswith("SELECT") and "deliveries" in each[0]]
         assert len(asked) > 5

@@ -23,6 +23,7 @@ from store.outbox import (
     publish_again,
     reset_to_pending,
 )
+from store.unfinished import unfinished
 from tests.store.scenes import append, delivered_to, order
 
 # Growing tables only. The second is as bad: the primary key of `deliveries` down to the receiver is its whole past.
@@ -48,6 +49,7 @@ CALLS: dict[str, Callable[[sa.Connection, Any], Any]] = {
     "load_delivery": lambda c, e: load_delivery(c, "one", "a-2"),
     "waits_behind": lambda c, e: waits_behind(c, "one", e[2]),
     "claim_runs": lambda c, e: claim_runs(c, "one", 10, 5),
+    "unfinished": lambda c, e: unfinished(c, ["one", "two"]),
     "due_for_look": lambda c, e: due_for_look(c, 5, 10),
     "place_order": lambda c, e: place_order(c, order(5), 5),
     "place_orders": lambda c, e: place_orders(c, [order(5), order(6)], 5),
