@@ -1,11 +1,11 @@
 """The fan-out: entries of the list become deliveries, and leave the list after that commit."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
-from contracts.names import FAN_OUT_ID
+from contracts.names import FAN_OUT_ID, RELAY_ID
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
 from pipeline.stage import BatchSize
@@ -20,7 +20,9 @@ class FanOutStage:
     """Drains the Redis list; `next_stages` are told when deliveries are there for them."""
 
     name = FAN_OUT_ID
-    fed_from_outside = False
+    fed_by: str | None = RELAY_ID
+    watch: Callable[[], bool] | None = None
+    more = False
     hold: Hold | None = None
     waits: str | None = None
 
@@ -34,9 +36,15 @@ class FanOutStage:
     async def begin(self) -> None:
         """Nothing to prepare."""
 
+    async def sees_work(self) -> bool:
+        """The list is read by the step."""
+        return True
+
     async def step(self) -> int:
         """Fan one batch of entries out; how many entries left the list."""
-        entries = await self._writer.call(lambda: self._events.head(self._size.value))
+        most = self._size.value
+        entries = await self._writer.call(lambda: self._events.head(most))
+        self.more = len(entries) == most
         if not entries:
             return 0
         done = await self._writer.write(lambda connection: self._register(connection, entries))

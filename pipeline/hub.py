@@ -5,6 +5,8 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+_WATCH_EVERY = 0.001  # seconds
+
 
 class Hub:
     """One event a stage. Used on the worker's event loop only."""
@@ -22,13 +24,21 @@ class Hub:
             if not self.is_draining(stage):
                 self.absent(stage)
 
-    async def wait(self, stage: str, timeout: float) -> None:
-        """Until the stage is notified, at most `timeout` seconds (work may also come from another process)."""
+    async def wait(self, stage: str, timeout: float, watch: Callable[[], bool] | None = None) -> bool:
+        """Until the stage is notified, or `watch` says so, which is asked every millisecond; whether that was within
+        `timeout` seconds (work may also come from another process)."""
         event = self._event(stage)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(timeout):
-                await event.wait()
+                if watch is None:
+                    await event.wait()
+                else:
+                    while not (event.is_set() or watch()):
+                        await asyncio.sleep(_WATCH_EVERY)
+        except TimeoutError:
+            return False
         event.clear()
+        return True
 
     def is_notified(self, stage: str) -> bool:
         """Whether there is word for the stage that nobody has waited for yet."""

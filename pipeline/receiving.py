@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from contracts.errors import TransactionEnded
 from contracts.events import Event
-from contracts.names import receiver_id
+from contracts.names import FAN_OUT_ID, receiver_id
 from pipeline.failure import RetryPolicy, describe, is_unavailable
 from pipeline.fan_out import relay_rests
 from pipeline.lending import attempt, lent
@@ -29,6 +29,7 @@ from store.clock import now_ms
 from store.deliveries import (
     PENDING,
     claim_runs,
+    first_next,
     load_delivery,
     mark_done,
     next_batch,
@@ -55,12 +56,14 @@ StartRun = Callable[[str, str, str, int], Awaitable[None]]  # receiver, event id
 
 @dataclass
 class _Taking:
-    """State of one transaction. `suspect`: an event that met an unavailable receiver, until another one tells whether
-    the receiver is down or the event bad; `met`: all that met it so and were not told about."""
+    """State of one transaction. `more`: whether it may have left something. `suspect`: an event that met an unavailable
+    receiver, until another one tells whether the receiver is down or the event bad; `met`: all that met it so and were
+    not told about."""
 
     deadline: float
     taken: int = 0
     failed: int = 0
+    more: bool = True
     closed: set[str] = field(default_factory=set)  # aggregates of which no more is taken
     suspect: tuple[Event, Exception] | None = None
     met: list[Event] = field(default_factory=list)
@@ -72,7 +75,9 @@ class _Taking:
 class ReceiverStage:
     """Drains one receiver's pending deliveries."""
 
-    fed_from_outside = False
+    fed_by: str | None = FAN_OUT_ID
+    watch: Callable[[], bool] | None = None
+    more = False
 
     def __init__(
         self,
@@ -104,17 +109,23 @@ class ReceiverStage:
         """See whether the receiver is on hold."""
         self.hold = await self._writer.read(partial(get_hold, receiver=self._receiver.name))
 
+    async def sees_work(self) -> bool:
+        """Whether there is something to take. To take nothing is a write transaction, too: a turn at the lock, for
+        which whoever places an order waits."""
+        if not self._changes.worth_a_look():
+            return False
+        waits = await self._writer.read(partial(first_next, receiver=self._receiver.name)) is not None
+        if not waits:
+            self._changes.found_nothing()
+        return waits
+
     async def step(self) -> int:
         """Take one batch; how many events left `pending`."""
-        if not self._changes.worth_a_look():
-            return 0
         taking = await self._taken()
         self.hold = taking.hold
-        moved = taking.taken + taking.failed
-        if not moved and taking.hold is None:  # one on hold is probed, whatever is written
-            self._changes.found_nothing()
+        self.more = taking.more
         await self._start(taking.runs)
-        return moved
+        return taking.taken + taking.failed
 
     async def _taken(self) -> _Taking:
         """What one transaction came to. Where the receiver ends it, the events of that batch are given to it one by
@@ -161,9 +172,11 @@ class ReceiverStage:
         hold = lock_receiver(connection, self._receiver.name)
         started = time.monotonic()
         taking = _Taking(deadline=started + _LONGEST_TRANSACTION)
-        events = self._next(connection, probing=hold is not None)
+        most = 1 if hold is not None or self._alone_until else self._size.value
+        events = self._next(connection, most, probing=hold is not None)
         if events:
             self._take_events(connection, events, taking)
+        taking.more = len(events) == most or taking.taken < len(events)
         if hold is not None and taking.taken:
             self._try_accused(connection, taking)
         self._settle_hold(connection, hold, taking)
@@ -178,9 +191,9 @@ class ReceiverStage:
             self._size.observe(moved, time.monotonic() - started, left=len(events) - moved)
         return taking
 
-    def _next(self, connection: Connection, *, probing: bool) -> EventBatch:
+    def _next(self, connection: Connection, most: int, *, probing: bool) -> EventBatch:
         if not probing:
-            events = next_batch(connection, self._receiver.name, 1 if self._alone_until else self._size.value)
+            events = next_batch(connection, self._receiver.name, most)
             if not events or events.positions[0] >= self._alone_until:
                 self._alone_until = 0
             return events

@@ -16,7 +16,7 @@ from pipeline.stage import BatchSize
 from pipeline.writer import Writer
 from store.clock import now_ms
 from store.control import clear_lease, hold_lease, read_control
-from store.outbox import mark_published, pending_events
+from store.outbox import ANY_PENDING, mark_published, pending_events
 from store.receivers import Hold
 
 
@@ -24,7 +24,8 @@ class RelayStage:
     """Drains the outbox and holds the pipeline's lease while it does."""
 
     name = RELAY_ID
-    fed_from_outside = True
+    fed_by: str | None = None
+    more = False
     hold: Hold | None = None
     waits: str | None = None
 
@@ -47,19 +48,32 @@ class RelayStage:
         self._renew_at = 0
         self._size = BatchSize()
         self._changes = writer.changes()
+        self.watch = self._stirs if self._changes.can_tell else None
 
     async def begin(self) -> None:
         """Take the lease before anything is read: from here on intake sends no wakes."""
         if await self._writer.write(self._begin):
             self._after_rest()
 
+    async def sees_work(self) -> bool:
+        """Whether anything waits, where that can be told without a read."""
+        return self._stirs()
+
+    def _stirs(self) -> bool:
+        if not self._changes.worth_a_look():
+            return False
+        # The stages behind commit, too: three of four commits would be read after in vain.
+        waits = self._changes.finds(ANY_PENDING)
+        if not waits:
+            self._changes.found_nothing()
+        return waits
+
     async def step(self) -> int:
         """Read, push, mark one batch."""
-        if not self._changes.worth_a_look():
-            return 0
-        batch = await self._writer.read(lambda connection: pending_events(connection, self._size.value))
+        most = self._size.value
+        batch = await self._writer.read(lambda connection: pending_events(connection, most))
+        self.more = len(batch) == most
         if not batch:
-            self._changes.found_nothing()
             return 0
         await self._writer.call(lambda: self._events.push([event_id for _, event_id in batch]))
         self._hub.notify([FAN_OUT_ID])

@@ -10,7 +10,8 @@ from contracts.messages import DrainReport
 from pipeline.hub import Hub
 from store.receivers import Hold
 
-# How long a stage waits for its hub event before it looks for itself: work may come from another process.
+# How long a stage waits for word before it looks for itself: work may come from another process. One whose feeder is
+# drained in this process, or that can watch, is told of work, and looks seldom.
 _SHORTEST_POLL, _LONGEST_POLL = 0.003, 0.05
 # A receiver on hold is probed at these waits: seldom enough to leave it alone, often enough to go on within seconds.
 _SHORTEST_PROBE, _LONGEST_PROBE = 0.1, 1.0
@@ -22,8 +23,12 @@ class Stage(Protocol):
     """One step of the way. `name` is also the workflow id of its run."""
 
     name: str
-    # A stage that others may feed without a word (the relay: any process places orders) polls at the shortest wait.
-    fed_from_outside: bool
+    # The stage that hands work to this one, and sends word; None: any process may, without a word.
+    fed_by: str | None
+    # Tells at next to no cost whether there may be work, where anything does.
+    watch: Callable[[], bool] | None
+    # Whether the last step that moved something may have left more.
+    more: bool
     # What keeps the stage from working, if its other side is down. Known after `begin`, renewed by `step`.
     hold: Hold | None
     # What the oldest event that is left waits for, a sentence; known once `may_rest` said yes.
@@ -31,6 +36,9 @@ class Stage(Protocol):
 
     async def begin(self) -> None:
         """Called once when a drain starts."""
+
+    async def sees_work(self) -> bool:
+        """Asked before a step that nobody sent word for: whether it may find something."""
 
     async def step(self) -> int:
         """Move one batch on; how many events moved."""
@@ -70,11 +78,12 @@ async def drain(
 
     with hub.draining(stage.name):
         await stage.begin()
+        told = await hub.wait(stage.name, 0)
         while True:
             beat(events, batches)
             if stopping() or time.monotonic() - started >= limits.longest:
                 return report(more=True)
-            moved = await stage.step()
+            moved = await stage.step() if told or await stage.sees_work() else 0
             events += moved
             batches += bool(moved)
             if (stage.hold.since if stage.hold else None) != held_since:
@@ -82,19 +91,26 @@ async def drain(
             if moved:
                 idle_since = None
                 poll = _SHORTEST_POLL
-                continue
-            now = time.monotonic()
-            idle_since = idle_since or now
-            may_rest = now - idle_since >= limits.idle and await stage.may_rest(now - idle_since)
-            # Word that came after that last look would be lost: whoever gave it saw a drain at work, and sent no wake.
-            if may_rest and not hub.is_notified(stage.name):
-                return report(more=False)
+                told = stage.more
+                if told:
+                    continue
+            else:
+                now = time.monotonic()
+                idle_since = idle_since or now
+                may_rest = now - idle_since >= limits.idle and await stage.may_rest(now - idle_since)
+                # Word that came after that last look would be lost: whoever gave it saw a drain at work, and sent no
+                # wake.
+                if may_rest and not hub.is_notified(stage.name):
+                    return report(more=False)
             if stage.hold is not None:
                 await asyncio.sleep(probe)
                 probe = min(probe * 2, _LONGEST_PROBE)
+                told = True
                 continue
-            await hub.wait(stage.name, poll)
-            if not stage.fed_from_outside:
+            if stage.watch is not None or (stage.fed_by is not None and hub.is_draining(stage.fed_by)):
+                poll = _LONGEST_POLL
+            told = await hub.wait(stage.name, poll, stage.watch)
+            if stage.fed_by is not None:
                 poll = min(poll * 2, _LONGEST_POLL)
 
 

@@ -230,6 +230,11 @@ class Changes:
         self._version: int | None = None
         self._nothing = False
 
+    @property
+    def can_tell(self) -> bool:
+        """Whether this database tells of commits; where it does not, every look is worth it."""
+        return self._path is not None
+
     def worth_a_look(self) -> bool:
         """False when the last look found nothing and nobody has committed since. A look that fails is worth another."""
         changed = self.any()
@@ -258,6 +263,14 @@ class Changes:
         changed = bool(version != self._version) or _identity(self._path) != self._file
         self._version = version
         return changed
+
+    def finds(self, question: str) -> bool:
+        """Whether the SELECT has a row; True also where it cannot be told. It runs in the caller's thread, so it must
+        be one that an index answers at once."""
+        try:
+            return self._connection is None or self._connection.execute(question).fetchone() is not None
+        except sqlite3.Error:
+            return True
 
     def close(self) -> None:
         """Give the connection back."""

@@ -23,6 +23,8 @@ NOT_FANNED_OUT = (
     f"outbox.status = '{PUBLISHED}' AND outbox.fanned_out_at IS NULL",
 )
 
+ANY_PENDING = f"SELECT 1 FROM outbox WHERE {NOT_FANNED_OUT[0]} LIMIT 1"
+
 
 @dataclass(frozen=True)
 class OutboxRow:

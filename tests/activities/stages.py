@@ -51,7 +51,9 @@ class Scripted:
     """Moves what the test gives it, then nothing."""
 
     name = "scripted"
-    fed_from_outside = False
+    fed_by: str | None = None
+    watch: Callable[[], bool] | None = None
+    more = True
     hold: Hold | None = None
     waits: str | None = None
 
@@ -63,6 +65,9 @@ class Scripted:
 
     async def begin(self) -> None:
         self.begun += 1
+
+    async def sees_work(self) -> bool:
+        return True
 
     async def step(self) -> int:
         self.steps += 1

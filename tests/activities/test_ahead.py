@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.anyio
 class Fed:
     """Moves what is put into `work`, and notes whether two drains ever stepped it at once."""
 
-    fed_from_outside = False
+    fed_by: str | None = None
+    watch: Callable[[], bool] | None = None
+    more = True
     hold: Hold | None = None
     waits: str | None = None
 
@@ -40,6 +42,9 @@ class Fed:
 
     async def begin(self) -> None:
         self.crowded |= self._stepping
+
+    async def sees_work(self) -> bool:
+        return True
 
     async def step(self) -> int:
         self.crowded |= self._stepping

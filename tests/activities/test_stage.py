@@ -5,10 +5,14 @@ import contextlib
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 import pipeline.stage
 from contracts.events import ORDER_PLACED
@@ -74,8 +78,11 @@ async def test_the_hub_wakes_a_waiting_stage_and_knows_who_drains() -> None:
     await asyncio.wait_for(waiting, 60)
     await asyncio.wait_for(hub.wait("b", 600), 60)  # told before it waited
     started = time.monotonic()
-    await hub.wait("b", 0.01)  # the word counts once
+    assert not await hub.wait("b", 0.01)  # the word counts once
     assert time.monotonic() - started >= 0.009
+    news = [True, False, False]
+    assert await asyncio.wait_for(hub.wait("a", 600, news.pop), 60)
+    assert not news
     with hub.draining("a"), hub.draining("a"):
         assert hub.is_draining("a")
     assert not hub.is_draining("a")
@@ -123,30 +130,97 @@ async def test_receivers_are_told_only_of_what_somebody_takes(scene: Stages) -> 
         assert scene.hub.is_notified("next") is told
 
 
-async def test_a_step_that_failed_is_not_taken_for_a_look_that_found_nothing(
+async def test_a_look_that_failed_is_not_taken_for_one_that_found_nothing(
     scene: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next step works again, though nobody has written since."""
+    """The next one finds what is there, though nobody has written since."""
 
     class Down(Exception):
-        """Our own database or Redis does not answer."""
+        """Our own database does not answer."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise Down
 
     billing = scene.receivers["billing"]
-    assert await scene.relay.step() == await billing.step() == 0
+    assert [await billing.sees_work(), await billing.sees_work()] == [False, False]
     place(scene.database, 1)
-    for step, broken in (
-        (scene.relay.step, "pipeline.relay.pending_events"),
-        (billing.step, "pipeline.receiving.next_batch"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(broken, fail)
-            with pytest.raises(Down):
-                await step()
-        assert await step() == 1
-        await scene.fan_out.step()
+    await scene.drain(scene.relay, scene.fan_out)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.receiving.first_next", fail)
+        with pytest.raises(Down):
+            await billing.sees_work()
+    assert await billing.sees_work()
+    assert await billing.step() == 1
+
+
+async def test_the_relay_stirs_for_what_waits_and_not_for_what_the_stages_behind_it_commit(scene: Stages) -> None:
+    watch = scene.relay.watch
+    assert watch is not None
+    assert not watch()
+    place(scene.database, 1)
+    assert watch()
+    assert watch()  # until it was taken
+    assert await scene.relay.step() == 1
+    assert not watch()
+    await scene.drain(scene.fan_out, *scene.receivers.values())
+    assert not watch()
+
+
+async def test_a_stage_waits_for_word_where_its_feeder_drains_here_and_else_looks_for_itself() -> None:
+    for fed_here in (True, False):
+        hub, stage, waits = Hub(), Scripted(1), []
+        stage.fed_by, stage.more, wait = "feeder", False, hub.wait
+
+        async def noted(name: str, timeout: float, watch: Callable[[], bool] | None = None) -> bool:
+            waits.append(timeout)  # noqa: B023
+            return await wait(name, timeout, watch)  # noqa: B023
+
+        hub.wait = noted  # type: ignore[method-assign]
+        with hub.draining("feeder") if fed_here else contextlib.nullcontext():
+            await drain(stage, hub, Limits(0.1, 5), stopping=never, beat=lambda *_: None)
+        assert waits[:3] == ([0, 0.05, 0.05] if fed_here else [0, 0.003, 0.006])
+
+
+@pytest.mark.parametrize("more", [True, False])
+async def test_a_batch_that_left_nothing_is_not_followed_by_another_step(more: bool) -> None:
+    stage = Scripted(1, 1)
+    stage.more = more
+    steps: list[int] = []
+
+    async def sees_work() -> bool:
+        steps.append(stage.steps)
+        return stage.steps < 2
+
+    stage.sees_work = sees_work  # type: ignore[method-assign]
+    report = await drain(stage, Hub(), Limits(0.01, 5), stopping=never, beat=lambda *_: None)
+    assert report.events == 2
+    assert steps[:2] == ([0, 3] if more else [0, 1])
+
+
+async def test_an_order_costs_each_receiver_one_transaction(scene: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes nothing holds up whoever places the next order."""
+    taken: list[str] = []
+    for name, stage in scene.receivers.items():
+
+        def take(connection: Connection, name: str = name, take: Callable[..., Any] = stage._take) -> Any:
+            taken.append(name)
+            return take(connection)
+
+        monkeypatch.setattr(stage, "_take", take)
+    scene.fan_out._next_stages = tuple(stage.name for stage in scene.receivers.values())
+    stop = asyncio.Event()
+    every = (scene.relay, scene.fan_out, *scene.receivers.values())
+    tasks = [
+        asyncio.create_task(drain(stage, scene.hub, Limits(60, 60), stopping=stop.is_set, beat=lambda *_: None))
+        for stage in every
+    ]
+    done = "SELECT count(*) FROM deliveries WHERE status = 'done'"
+    for number in range(1, 6):
+        await scene.writer.call(partial(place, scene.database, number))
+        await eventually(lambda number=number: scene.scalar(done) == 3 * number, 60, "all receivers have it")
+    stop.set()
+    await asyncio.gather(*tasks)
+    assert set(Counter(taken).values()) <= {5, 6}  # 6: its look of its own came just between the commit and the word
 
 
 async def test_intake_is_silent_while_the_lease_is_held_and_speaks_after(scene: Stages) -> None:

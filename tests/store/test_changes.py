@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from store.engine import Database
+from store.outbox import ANY_PENDING
 from tests.store.scenes import place, scalar, together
 
 
@@ -78,3 +79,12 @@ def test_a_file_that_was_moved_away_is_worth_every_look(sqlite: Database, tmp_pa
     assert not watch.any()
     Path(str(sqlite.url.database)).rename(tmp_path / "away.db")
     assert [watch.any(), watch.any()] == [True, True]
+
+
+def test_a_watch_answers_a_question_of_its_own(database: Database) -> None:
+    watch = database.changes()
+    watch.any()
+    assert watch.finds(ANY_PENDING) is not database.is_sqlite  # where it cannot be told there may be
+    place(database, 1)
+    assert watch.finds(ANY_PENDING)
+    assert watch.finds("SELECT 1 FROM no_such_table")
