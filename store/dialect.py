@@ -88,6 +88,12 @@ def open_driver(connection: Connection) -> Any:
     return driver
 
 
+def run_directly(connection: Connection, text: str) -> None:
+    """A statement without parameters and without rows, by SQLite's driver."""
+    with _AsOurs(text):
+        open_driver(connection).execute(text).close()
+
+
 class _AsOurs:
     """What SQLite's driver raises in the block becomes what SQLAlchemy makes of it."""
 

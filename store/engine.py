@@ -9,7 +9,7 @@ writer, `synchronous=FULL` makes an acknowledged commit survive a power loss.
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from contracts.errors import NotFound, StoreBusy, Unreachable, WrongSettings
-from store.dialect import mark_as_ours, open_driver
+from store.dialect import mark_as_ours, open_driver, run_directly
 from store.fairlock import FairLock
 
 _READ = "saisei_read"
@@ -172,6 +172,9 @@ class Database:
         )
 
         engine.dialect.statement_compiler = _WithIndexHints
+        # SQLAlchemy compiles each of these anew: a quarter of what a receiver's event took.
+        for name, words in (("", "SAVEPOINT"), ("rollback_to_", "ROLLBACK TO"), ("release_", "RELEASE")):
+            setattr(engine.dialect, f"do_{name}savepoint", _savepoint(words))
         opened: list[tuple[int, int]] = []
 
         @event.listens_for(engine, "connect")
@@ -284,6 +287,10 @@ class _WithIndexHints(SQLiteCompiler):
 
     def get_from_hint_text(self, table: sa.FromClause, text: str | None) -> str | None:
         return text
+
+
+def _savepoint(words: str) -> Callable[[Connection, str], None]:
+    return lambda connection, name: run_directly(connection, f"{words} {name}")
 
 
 def _identity(path: Path) -> tuple[int, int]:
