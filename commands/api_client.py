@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.progress import track
 
 from commands.parsing import WrongUsage
+from contracts.counts import counted
 from contracts.errors import Refused, Unreachable
 from contracts.orders import Order
 from http_api.settings import DEFAULT_PORT, HOST
@@ -135,5 +136,5 @@ async def place_through(said: str, context: "Context", orders: Sequence[Order]) 
     if context.json:
         context.result({"placed": new, "known": len(placed) - new, "orders": [document for document, _ in placed]})
     else:
-        context.out.print(f"{new} order{'' if new == 1 else 's'} placed, {len(placed) - new} were known")
+        context.line(f"{counted(new, 'order')} placed, {len(placed) - new} known before")
     return 0

@@ -5,6 +5,7 @@ from typing import Any
 
 from commands.context import Context
 from commands.parsing import Commands
+from contracts.counts import counted
 from store.audit import audit
 from store.audit_findings import Audit
 from store.deliveries import DEAD, DONE, PENDING, RETRYING, WAIVED
@@ -54,11 +55,11 @@ async def _audit(context: Context, args: Namespace) -> int:
 
 
 def _print(context: Context, found: Audit) -> None:
-    rows = ", ".join(f"{n:,} orders, {amount:,} {currency}" for currency, (n, amount) in found.sales.items())
+    rows = ", ".join(f"{counted(n, 'order')}, {amount:,} {currency}" for currency, (n, amount) in found.sales.items())
     context.fields(
         {
-            "orders": f"{found.orders:,}, {found.events:,} events",
-            "jobs": f"{found.jobs:,}, {found.charges:,} charges, {found.shipments:,} shipments",
+            "orders": f"{found.orders:,}, {counted(found.events, 'event')}",
+            "jobs": f"{found.jobs:,}, {counted(found.charges, 'charge')}, {counted(found.shipments, 'shipment')}",
             "generation": f"{found.generation} ({rows or 'no sales yet'})",
         }
     )
@@ -76,4 +77,4 @@ def _print(context: Context, found: Audit) -> None:
         return
     for each in found.breaks:
         more = f" and {each.count - len(each.ids):,} more" if each.count > len(each.ids) else ""
-        context.line(f"{each.invariant} broken: {each.count:,} {each.what}: {', '.join(each.ids)}{more}")
+        context.line(f"{each.invariant} broken: {each.what} ({each.count:,}): {', '.join(each.ids)}{more}")

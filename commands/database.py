@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from commands.context import Context
 from commands.parsing import Commands
+from contracts.counts import counted
 from contracts.errors import Unreachable
 from receivers.registry import by_name
 from runs.search_attributes import missing_search_attributes, register_search_attributes
@@ -40,7 +41,7 @@ async def _init(context: Context, args: Namespace) -> int:
             }
         )
         return 0
-    of = f"{len(metadata.tables)} tables, receivers {', '.join(names)}"
+    of = f"{counted(len(metadata.tables), 'table')}, receivers {', '.join(names)}"
     what = "unchanged" if not made else f"added {', '.join(sorted(made))}" if before else "set up"
     context.line(f"database: {what} ({of})")
     if attributes is not None:

@@ -15,6 +15,7 @@ from commands.following import follow, progress
 from commands.output import short
 from commands.parsing import Commands, WrongUsage, command, whole_number
 from commands.person import who
+from contracts.counts import counted
 from contracts.errors import SaiseiError
 from contracts.names import REDRIVE_COMPLETED, REDRIVE_RUNNING, receiver_id, redrive_id
 from store.clock import iso, now_ms
@@ -143,7 +144,7 @@ async def _redrive(context: Context, args: Namespace) -> int:
     with context.database.write() as connection:
         redrive, made = freeze_redrive(connection, request, filters, now, now + _LOOK_AFTER_MS)
     if made:
-        context.say(f"redrive {request}: {redrive.total:,} dead letters")
+        context.say(f"redrive {request}: {counted(redrive.total, 'dead letter')}")
     else:
         context.say(f"redrive {request} was asked for at {iso(redrive.created_at)} already; nothing is done twice")
     started = redrive.state != REDRIVE_RUNNING or await _start(context, redrive)
@@ -286,9 +287,9 @@ def _redrive_sentence(redrive: Redrive) -> str:
 
 def _print_totals(context: Context, status: str, receivers: list[ReceiverTotal], errors: list[ErrorTotal]) -> None:
     count = sum(each.count for each in receivers)
-    word = "waived" if status == WAIVED else "dead letters"
+    told = f"{count:,} waived" if status == WAIVED else counted(count, "dead letter")
     by_receiver = ", ".join(f"{each.receiver} {each.count:,}" for each in receivers)
-    context.line(f"{count:,} {word}" + (f": {by_receiver}" if by_receiver else ""))
+    context.line(told + (f": {by_receiver}" if by_receiver else ""))
     if errors:
         context.line("")
         context.table(

@@ -20,6 +20,7 @@ from commands.context import Context
 from commands.labs import run_delivery, run_outbox, run_recovery, show_recovery_step, show_step
 from commands.parsing import Commands
 from contracts import search
+from contracts.counts import counted
 from contracts.errors import SaiseiError, Unreachable
 from intake import Intake
 from labs import delivery, live, outbox, recovery_state
@@ -127,7 +128,7 @@ async def _live(context: Context, servers: _Servers) -> Verdict:
         intake = Intake(context.database, runs.wake)
         try:
             with Progress(console=context.messages, redirect_stdout=False, disable=context.json) as bar:
-                task = bar.add_task(f"{_ORDERS} orders to all receivers", total=None)
+                task = bar.add_task(f"{counted(_ORDERS, 'order')} to all receivers", total=None)
 
                 def advanced(done: int, total: int) -> None:
                     bar.update(task, completed=done, total=total)

@@ -11,6 +11,7 @@ from temporalio.service import RPCError
 from commands.context import Context
 from commands.parsing import Commands, command, whole_number
 from commands.waiting import failure, result_of
+from contracts.counts import counted
 from contracts.errors import NotFound, Refused, Unreachable
 from contracts.messages import DeliveryInput
 from contracts.names import FAN_OUT_ID
@@ -178,7 +179,7 @@ async def _duplicate(context: Context, args: Namespace) -> int:
     if context.json:
         context.result({"event_id": event.event_id, "pushed": args.times})
     else:
-        context.line(f"{event.event_id} pushed {args.times} times more")
+        context.line(f"{event.event_id} pushed {counted(args.times, 'time')} more")
     return 0
 
 

@@ -11,6 +11,7 @@ from commands.api_client import add_api_flag, place_through
 from commands.context import Context
 from commands.events import event_document, print_event
 from commands.parsing import Commands, WrongUsage, command, whole_number
+from contracts.counts import counted
 from contracts.identifiers import order_placed_id
 from contracts.orders import Order, parse_order
 from intake import Intake
@@ -90,15 +91,15 @@ async def _place(context: Context, args: Namespace) -> int:
         # Also when a later one was refused: those before it are durable, and should not wait for the look.
         if 0 < len(placed) < len(orders):
             # Broken off, the one that was on its way may be recorded as well.
-            context.say(f"at least {len(placed)} of {len(orders)} orders are recorded")
+            context.say(f"recorded: at least {len(placed)} of {counted(len(orders), 'order')}")
         if cold is not None and not await intake.wake_if_cold(cold):
             context.say("the orders are recorded; Temporal does not answer, so they flow once it is back")
     new = sum(each.created for each in placed)
     if context.json:
         context.result({"placed": new, "known": len(placed) - new, "orders": [order_document(each) for each in placed]})
     else:
-        known = f", {len(placed) - new} were known" if new < len(placed) else ""
-        context.line(f"{new} order{'' if new == 1 else 's'} placed{known}")
+        known = f", {len(placed) - new} known before" if new < len(placed) else ""
+        context.line(f"{counted(new, 'order')} placed{known}")
     return 0
 
 

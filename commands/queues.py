@@ -6,6 +6,7 @@ from typing import Any
 from commands.context import Context
 from commands.output import short
 from commands.parsing import Commands
+from contracts.counts import counted
 from contracts.names import OUTBOX_LIST
 from store.clock import iso
 from store.deliveries import DEAD, PENDING, RETRYING
@@ -58,10 +59,11 @@ async def _queues(context: Context, args: Namespace) -> int:
 def _print(context: Context, document: dict[str, Any]) -> None:
     context.fields(
         {
-            OUTBOX_LIST: f"{document['list']} entries, {document['in_flight']} events in flight",
-            "outbox": f"{document['pending']} events wait for the relay",
-            "processed": f"{document['processed']} event ids",
-            "invalid": f"{document['invalid']} entries that were no events",
+            OUTBOX_LIST: f"{counted(document['list'], 'entry', 'entries')}, "
+            f"{counted(document['in_flight'], 'event')} in flight",
+            "outbox": f"{counted(document['pending'], 'event')} left for the relay",
+            "processed": counted(document["processed"], "event id"),
+            "invalid": f"{counted(document['invalid'], 'entry', 'entries')} kept aside",
         }
     )
     context.line("")

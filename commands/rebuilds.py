@@ -21,6 +21,7 @@ from commands.context import Context
 from commands.following import follow, progress
 from commands.parsing import Commands, command
 from commands.waiting import failure, standing
+from contracts.counts import counted
 from contracts.errors import Refused, Unreachable
 from contracts.messages import RebuildInput
 from contracts.names import REBUILD_ID
@@ -241,7 +242,7 @@ def _print(context: Context, rebuild: Rebuild) -> None:
     proof = None
     if certificate:
         sums = ", ".join(
-            f"{orders:,} orders, {amount:,} {code}" for code, (orders, amount) in certificate["sums"].items()
+            f"{counted(orders, 'order')}, {amount:,} {code}" for code, (orders, amount) in certificate["sums"].items()
         )
         proof = f"{sums or 'no orders'}; {certificate['digest']}; verified at {certificate['verified_at']}"
     context.fields(
@@ -285,7 +286,7 @@ async def _list(context: Context, args: Namespace) -> int:
                 each.generation,
                 each.state,
                 iso(each.created_at),
-                ", ".join(f"{n:,} orders, {amount:,} {code}" for code, (n, amount) in each.totals.items()),
+                ", ".join(f"{counted(n, 'order')}, {amount:,} {code}" for code, (n, amount) in each.totals.items()),
                 json.loads(each.certificate)["digest"][:19] + "..." if each.certificate else "",
             ]
             for each in found
@@ -311,7 +312,9 @@ async def _drop(context: Context, args: Namespace) -> int:
     if context.json:
         context.result({"generation": args.generation, "removed": removed, "changed": changed})
     else:
-        context.line(f"{args.generation} is dropped" + (f", {removed:,} rows removed" if changed else " already"))
+        context.line(
+            f"{args.generation} is dropped" + (f", {counted(removed, 'row')} removed" if changed else " already")
+        )
     return 0
 
 

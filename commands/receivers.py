@@ -11,6 +11,7 @@ from commands.chunks import NARROWEST, in_chunks
 from commands.context import Context
 from commands.parsing import Commands, command
 from commands.person import who
+from contracts.counts import counted
 from contracts.errors import Refused, SaiseiError
 from contracts.names import receiver_id
 from receivers.registry import by_name
@@ -134,7 +135,7 @@ async def _end(context: Context, args: Namespace) -> int:
     if context.json:
         context.result({"receiver": name, "created": created, "waived": waived, **_end_document(end)})
     else:
-        context.line(f"{end.sentence()} ({waived:,} events waived there in all)")
+        context.line(f"{end.sentence()} ({counted(waived, 'event')} waived there in all)")
     return 0
 
 

@@ -5,6 +5,7 @@ from argparse import Namespace
 from commands.context import Context
 from commands.events import wake
 from commands.parsing import Commands
+from contracts.counts import counted
 from contracts.names import FAN_OUT_ID, RELAY_ID
 from pipeline.recovery import recover_outbox
 from pipeline.writer import Writer
@@ -29,8 +30,6 @@ async def _recover(context: Context, args: Namespace) -> int:
         context.result({"recovered": count})
     else:
         context.line(
-            f"{count:,} event{'' if count == 1 else 's'} that Redis lost go through the relay again"
-            if count
-            else "Redis lost nothing"
+            f"the relay sends {counted(count, 'event')} again that Redis lost" if count else "Redis lost nothing"
         )
     return 0

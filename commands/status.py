@@ -8,6 +8,7 @@ from temporalio.service import RPCError
 
 from commands.context import Context
 from commands.parsing import Commands
+from contracts.counts import counted
 from contracts.errors import Refused, Unreachable
 from receivers.registry import by_name
 from runs.presence import worker_answers
@@ -52,7 +53,7 @@ async def _worker(context: Context) -> str:
 def _print(context: Context, document: dict[str, Any]) -> None:
     generation = document["generation"]
     totals = ", ".join(
-        f"{total['orders']:,} orders, {total['amount']:,} {currency}"
+        f"{counted(total['orders'], 'order')}, {total['amount']:,} {currency}"
         for currency, total in generation["totals"].items()
     )
     by = document["intake"]["paused_by"]

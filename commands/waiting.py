@@ -10,6 +10,7 @@ from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError
 
 from commands.context import Context
+from contracts.counts import counted
 
 _QUIET = 1.5  # seconds without a word: most runs are done by then
 _EVERY = 1.0
@@ -65,7 +66,7 @@ async def standing(handle: WorkflowHandle[Any, Any]) -> str | None:
         name = activity.activity_type.name
         if activity.attempt > 1:
             why = activity.last_failure.message
-            return f"{name} failed, {activity.attempt - 1} times so far ({why}); it is tried again"
+            return f"{name} failed, {counted(activity.attempt - 1, 'time')} so far ({why}); it is tried again"
         if activity.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
             return f"{name} waits for a worker; `make up` starts one"
         return f"{name} is under way"

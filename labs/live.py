@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from contracts.counts import counted
 from contracts.events import ORDER_PLACED
 from contracts.identifiers import order_placed_id
 from contracts.orders import Order
@@ -63,7 +64,7 @@ async def run(
     if verdict.ok:
         await asyncio.to_thread(_check_effects, verdict, database, orders, ids)
     verdict.counts = {"orders": len(placed), "events": len(ids), "deliveries": done}
-    verdict.reason = f"{count} orders reached {', '.join(receivers)} in {seconds:.1f} s"
+    verdict.reason = f"{counted(count, 'order')} reached {', '.join(receivers)} in {seconds:.1f} s"
     return verdict
 
 
@@ -80,9 +81,9 @@ def _progress(database: Database, ids: list[str]) -> Progress:
 def _missing(progress: Progress, receivers: list[str], count: int) -> str:
     parts = []
     if progress.unsent:
-        parts.append(f"{progress.unsent} events wait for the relay")
+        parts.append(f"the relay has {counted(progress.unsent, 'event')} left")
     if progress.in_flight:
-        parts.append(f"{progress.in_flight} events wait for the fan-out")
+        parts.append(f"the fan-out has {counted(progress.in_flight, 'event')} left")
     for receiver in receivers:
         lacking = count - progress.count(receiver, DONE)
         others = {state: n for state, n in progress.deliveries.get(receiver, {}).items() if state != DONE}
@@ -101,5 +102,5 @@ def _check_effects(verdict: Verdict, database: Database, orders: list[Order], id
     for receiver, (rows, amount) in effects.items():
         verdict.require(
             receiver not in known or (rows == len(orders) and amount in (None, total)),
-            f"{receiver} must have written {len(orders)} rows for {total}, but wrote {rows} for {amount}",
+            f"{receiver} must have written {counted(len(orders), 'row')} for {total}, but wrote {rows} for {amount}",
         )

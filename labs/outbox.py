@@ -15,6 +15,7 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from contracts.counts import counted
 from contracts.errors import InvalidInput, Refused, Unreachable
 from contracts.events import PAYMENT_CAPTURED
 from contracts.identifiers import job_aggregate, order_aggregate, payment_captured_id
@@ -266,7 +267,7 @@ class _Steps:
         orders, events = self._count()
         self.verdict.require(
             orders == events == self.orders,
-            f"{self.orders} orders must make {self.orders} rows in both tables, but made {orders} and {events}",
+            f"both tables must have a row for each of {self.orders}, but have {orders} and {events}",
         )
         return f"orders={orders} outbox={events}; one that failed before its commit left neither"
 
@@ -277,7 +278,7 @@ class _Steps:
         first = self.events.length()
         again = await self._drain(self._relay())
         second = self.events.length()
-        self.verdict.require(first == self.orders, f"the list must hold {self.orders} entries, but holds {first}")
+        self.verdict.require(first == self.orders, f"the list must hold {self.orders}, but holds {first}")
         self.verdict.require(
             second == first and again.events == 0, f"a second relay must push nothing, but the list grew to {second}"
         )
@@ -346,7 +347,7 @@ class _Steps:
         line = f"{'DUPLICATE' if count > 1 else 'SINGLE'} event_id={event.event_id} count={count}"
         self._write("atleastonce.out", line)
         self.verdict.require(died, "the relay must have died between push and mark, but went on")
-        self.verdict.require(count == 2, f"{event.event_id} must be in the list twice, but is there {count} times")
+        self.verdict.require(count == 2, f"{event.event_id} must be in the list twice, but its count there is {count}")
         return f"{line} (pushed, not marked, pushed again)"
 
     # 7
@@ -357,14 +358,10 @@ class _Steps:
         report = await self._drain(FanOutStage(self.writer, self.events, self.hub, ()))
         processed, left = self.events.processed_count(), self.events.length()
         self.verdict.counts = {"drained": report.events, "left": left, "processed_unique": processed}
-        self.verdict.require(
-            report.events + left == len(waiting),
-            f"{len(waiting)} entries waited, but {report.events} were drained and {left} are left",
-        )
+        told = f"of {len(waiting)} that waited {report.events} were drained and {left} are left"
+        self.verdict.require(report.events + left == len(waiting), told)
         self.verdict.require(left == 0, f"the list must be empty, but holds {left}")
-        self.verdict.require(
-            processed == unique, f"{PROCESSED_HASH} must hold {unique} event ids, but holds {processed}"
-        )
+        self.verdict.require(processed == unique, f"{PROCESSED_HASH} must hold {unique}, but holds {processed}")
         return (
             f"drained {report.events}, dropped {report.events - processed} duplicate, "
             f"{PROCESSED_HASH} holds {processed}"
@@ -384,7 +381,9 @@ class _Steps:
             f"every event must be processed once although one came twice, but the counts are {' '.join(lines)}",
         )
         self.verdict.counts = counts
-        self.verdict.reason = f"{events} events, {enqueued - processed} of them twice in the list, each processed once"
+        self.verdict.reason = (
+            f"{counted(events, 'event')}, {enqueued - processed} of them twice in the list, each processed once"
+        )
         return " ".join(lines)
 
     def _relay(self) -> RelayStage:

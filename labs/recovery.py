@@ -22,6 +22,7 @@ import embedded
 from commands.api_client import ApiClient
 from commands.orders import numbered_order
 from commands.stack import api_child, worker_child
+from contracts.counts import counted
 from contracts.errors import Refused
 from contracts.identifiers import order_placed_id
 from contracts.messages import RebuildInput
@@ -109,22 +110,26 @@ class _Steps:
 
         await self._place(1, plan.first)
         state = self._expect(plan.first, sold=plan.first)
-        await self._step("orders", f"{plan.first} orders through the HTTP API", state)
+        await self._step("orders", f"{counted(plan.first, 'order')} through the HTTP API", state)
 
         await asyncio.to_thread(self.events.push, [order_placed_id("order-1")] * _DUPLICATES)
         await self.runs.wake([FAN_OUT_ID])
         await self._quiet("the duplicates")
-        await self._step("duplicates", f"the event of order 1 pushed {_DUPLICATES} times more", state)
+        await self._step("duplicates", f"the event of order 1 pushed {counted(_DUPLICATES, 'time')} more", state)
 
         await self._write(lambda connection: set_fault(connection, _SALES, ERROR))
         await self._place(plan.first + 1, plan.during)
         state = self._expect(plan.all, sold=plan.first, dead=plan.during)
-        await self._step("outage", f"{_SALES} fails for {plan.during} more orders, {_ATTEMPTS} attempts each", state)
+        await self._step(
+            "outage",
+            f"{_SALES} fails for {counted(plan.during, 'more order')}, {counted(_ATTEMPTS, 'attempt')} each",
+            state,
+        )
         letters = await self._read(lambda connection: dead_letters(connection, DeadFilter(), plan.during))
         tried = {(letter.receiver, letter.attempts) for letter in letters}
         self.verdict.require(
             tried == {(_SALES, _ATTEMPTS)},
-            f"each dead letter must be of {_SALES}, {_ATTEMPTS} attempts, but are {tried}",
+            f"each dead letter must be of {_SALES}, {counted(_ATTEMPTS, 'attempt')}, but are {tried}",
         )
 
     async def rebuild(self) -> None:
@@ -135,7 +140,7 @@ class _Steps:
         rebuild = await self._until(self._replayed, "the rebuild replays the history")
         state = self._expect(plan.all, sold=plan.first, dead=plan.during, intake=PAUSED)
         await self._step(
-            "rebuilding", f"{rebuild.generation} holds {rebuild.replayed} orders, {INITIAL} is served", state
+            "rebuilding", f"{rebuild.generation} holds {counted(rebuild.replayed, 'order')}, {INITIAL} is served", state
         )
         await self._check_generations({INITIAL: (ACTIVE, plan.first), rebuild.generation: (BUILDING, plan.all)})
         await self._check_api(INITIAL, plan.first)
@@ -188,19 +193,19 @@ class _Steps:
         await self.runs.start_redrive(redrive.request_id, None)
         await self._until(self._all_delivered, "the dead letters are delivered")
         state = self._expect(plan.all, sold=plan.all, generation=rebuild.generation, certified=rebuild)
-        await self._step("redriven", f"{redrive.total} dead letters delivered after the switch", state)
+        await self._step("redriven", f"{counted(redrive.total, 'dead letter')} delivered after the switch", state)
 
         found = await self._read(audit)
         for each in found.breaks:
-            self.verdict.require(False, f"{each.invariant}: {each.count} {each.what}: {', '.join(each.ids)}")
+            self.verdict.require(False, f"{each.invariant}: {each.what} ({each.count:,}): {', '.join(each.ids)}")
         await self._step("audit", "every invariant holds" if found.clean else "an invariant is broken", state)
         seen = await self._read(read_state)
         self.verdict.counts = {
             name: number for name, number in asdict(seen).items() if isinstance(number, int) and name != "certificate"
         }
         self.verdict.reason = (
-            f"{plan.during} of {plan.all} orders missed {_SALES}; rebuilt, proved equal and switched to "
-            f"{seen.sales_orders} orders, {seen.sales_amount:,} {_JPY}, without a mail more"
+            f"{plan.during} of {counted(plan.all, 'order')} missed {_SALES}; rebuilt, proved equal and switched to "
+            f"{counted(seen.sales_orders, 'order')}, {seen.sales_amount:,} {_JPY}, without a mail more"
         )
 
     def _expect(

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from contracts.counts import counted
 from contracts.errors import SaiseiError
 from contracts.messages import DeliveryInput, FulfilmentInput
 from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
@@ -142,7 +143,7 @@ class Look:
             return
         count = await self.recover_outbox(before=before)
         if count:
-            logger.warning("%d events were lost in Redis and are sent again", count)
+            logger.warning("sent again, since Redis lost it: %s", counted(count, "event"))
             await self.runs.wake()
 
     async def _stalled_stages(self, found: Unfinished) -> None:

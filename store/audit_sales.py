@@ -7,6 +7,7 @@ events up to where it was last rebuilt, and beyond that those that are done at `
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from contracts.counts import counted
 from contracts.events import ORDER_PLACED
 from store.audit_findings import (
     NAMED,
@@ -178,4 +179,4 @@ def _name(connection: Connection, found: Audit, generation: str, until: int) -> 
 
 
 def _shown(total: tuple[int, int] | None) -> str:
-    return f"{total[0]:,} orders, {total[1]:,}" if total else "nothing"
+    return f"{counted(total[0], 'order')}, {total[1]:,}" if total else "nothing"

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from contracts.counts import counted
 from contracts.errors import NotFound
 from contracts.events import Event
 from store.batch import EVENT, EventBatch
@@ -137,7 +138,7 @@ def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -
         _mark_done(connection), {"of": receiver, "positions": pack(connection, positions)}
     ).rowcount
     if count != len(positions):
-        raise RuntimeError(f"{len(positions) - count} deliveries of {receiver} were taken by a twin")
+        raise RuntimeError(f"a twin took {counted(len(positions) - count, 'delivery', 'deliveries')} of {receiver}")
 
 
 _RECORD_FAILURE = (

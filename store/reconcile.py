@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from contracts.counts import counted
 from store.dialect import join_lines
 from store.schema import outbox, rebuild_expected, sales_applied, sales_totals
 
@@ -155,8 +156,8 @@ def check_sums(connection: Connection, rebuild_id: str, generation: str, found: 
         sides = [side.get(currency, [0, 0]) for side in (expected, applied, totals)]
         if not sides[0] == sides[1] == sides[2]:
             found.totals_off.append(
-                f"{currency} expected {sides[0][0]} orders, {sides[0][1]}; rows hold {sides[1][0]}, {sides[1][1]}; "
-                f"totals say {sides[2][0]}, {sides[2][1]}"
+                f"{currency} expected {counted(sides[0][0], 'order')}, {sides[0][1]}; "
+                f"rows hold {sides[1][0]}, {sides[1][1]}; totals say {sides[2][0]}, {sides[2][1]}"
             )
     if sum(count for count, _ in applied.values()) != found.count:
         # The ranges go by the events, so a row at a position where there is none is in no range.

@@ -6,6 +6,7 @@ from workflows.policies import ALIVE, DATABASE_TIMEOUT, DELIVERY_RETRY, ONCE
 
 with workflow.unsafe.imports_passed_through():
     from activities.delivering import DeliveryActivities
+    from contracts.counts import counted
     from contracts.messages import DeliveryInput, DeliveryResult
 
 
@@ -40,6 +41,7 @@ class DeliveryWorkflow:
             )
         error = f": {result.error}" if result.error else ""
         workflow.set_current_details(
-            f"{message.event_id} to {message.receiver}: {result.state} after {result.attempts} failed attempts{error}"
+            f"{message.event_id} to {message.receiver}: {result.state} after "
+            f"{counted(result.attempts, 'failed attempt')}{error}"
         )
         return result

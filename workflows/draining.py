@@ -14,6 +14,7 @@ from workflows.policies import DRAIN_RETRY
 
 with workflow.unsafe.imports_passed_through():
     from activities.draining import DrainActivities
+    from contracts.counts import counted
     from contracts.messages import DrainInput, DrainReport, ReceiverInput, StageInput
     from contracts.names import DRAIN_TASK_QUEUE
 
@@ -85,12 +86,12 @@ class DrainLoop:
         since = datetime.fromtimestamp((report.held_since or 0) / 1000, UTC)
         workflow.set_current_details(
             f"**{self.stage}** on hold since {since:%Y-%m-%d %H:%M:%S} UTC: {report.reason}\n\n"
-            f"its events wait in order, no attempt is spent; {self.events:,} events before"
+            f"its events wait in order, no attempt is spent; {counted(self.events, 'event')} before"
         )
 
     def _describe(self, doing: str, waits: str | None = None) -> None:
         workflow.set_current_details(
             f"**{self.stage}** {doing} since {workflow.now():%Y-%m-%d %H:%M:%S} UTC\n\n"
-            f"{self.events:,} events in {self.drains:,} drains before"
+            f"{counted(self.events, 'event')} in {counted(self.drains, 'drain')} before"
             + (f"\n\nas it came to rest, {waits}" if waits else "")
         )

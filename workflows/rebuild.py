@@ -18,6 +18,7 @@ from workflows.policies import ALIVE, DATABASE_RETRY, DATABASE_TIMEOUT
 
 with workflow.unsafe.imports_passed_through():
     from activities.rebuilding import RebuildActivities
+    from contracts.counts import counted
     from contracts.messages import RebuildInput, RebuildReport, RebuildStep, ReconcileReport
 
 
@@ -67,18 +68,18 @@ class RebuildWorkflow:
             "wait until drained, fix the expected set",
             self._input.drain_bound + self._input.phase_bound,
         )
-        self._tell(f"drained; {fixed.expected:,} orders expected; replaying")
+        self._tell(f"drained; {counted(fixed.expected, 'order')} expected; replaying")
         replayed = await self._long(RebuildActivities.replay, self._step(), "replay the history")
-        self._tell(f"{replayed.replayed:,} events replayed; reconciling")
+        self._tell(f"{counted(replayed.replayed, 'event')} replayed; reconciling")
         first = await self._long(RebuildActivities.reconcile, self._step(), "reconcile")
         self._require_equal(first)
         await self._hold(first)
-        self._tell(f"{first.count:,} events equal by id and amount; sealing")
+        self._tell(f"{counted(first.count, 'event')} equal by id and amount; sealing")
         await self._short(RebuildActivities.seal, self._step(), "seal against writes")
         self._tell("sealed; reading and reconciling again")
         second = await self._long(RebuildActivities.certify, self._step(), "reconcile again, certify")
         self._require_equal(second)
-        self._tell(f"certified: {second.count:,} events, digest {second.digest[:16]}...; activating")
+        self._tell(f"certified: {counted(second.count, 'event')}, digest {second.digest[:16]}...; activating")
         report: RebuildReport = await self._short(RebuildActivities.activate, self._step(), "activate")
         intake = "intake is open again" if self._input.resume else "intake stays paused until `intake resume`"
         self._tell(f"{report.generation} is active; {report.base_generation} is retired; {intake}")
@@ -87,7 +88,7 @@ class RebuildWorkflow:
     async def _hold(self, found: ReconcileReport) -> None:
         if self._proceed:
             return
-        self._tell(f"{found.count:,} events equal by id and amount; held until it is told to proceed")
+        self._tell(f"{counted(found.count, 'event')} equal by id and amount; held until it is told to proceed")
         try:
             await workflow.wait_condition(
                 lambda: self._proceed, timeout=self._input.phase_bound, timeout_summary="held, a drill"

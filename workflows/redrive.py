@@ -8,6 +8,7 @@ from workflows.policies import ALIVE, DATABASE_RETRY, DATABASE_TIMEOUT
 
 with workflow.unsafe.imports_passed_through():
     from activities.redriving import RedriveActivities
+    from contracts.counts import counted
     from contracts.messages import RedriveInput, RedriveReport
     from contracts.names import REDRIVE_COMPLETED, REDRIVE_RUNNING
 
@@ -68,7 +69,7 @@ class RedriveWorkflow:
 
     def _describe(self) -> None:
         report = self._report
-        counts = f"{report.taken:,} of {report.total:,} dead letters are pending again, {report.skipped:,} skipped"
+        counts = f"{report.taken:,} of {counted(report.total, 'dead letter')} pending again, {report.skipped:,} skipped"
         workflow.set_current_details(
             f"**redrive {self._message.request_id}** {report.state.lower()}" + (f"\n\n{counts}" if report.total else "")
         )

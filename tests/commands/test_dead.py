@@ -119,6 +119,7 @@ def test_the_list_begins_with_the_totals(shop: Shop) -> None:
         5,
         0,
     )
+    assert shop.run("dead", "list", "--event", "order-14").stdout.startswith("1 dead letter: sales 1\n")
     assert "there is no receiver shop" in shop.refused("dead", "list", "--receiver", "shop")
 
 

@@ -110,7 +110,7 @@ def test_a_break_is_named_and_the_exit_code_is_1(inside: Inside, nothing: Cli) -
     database.close()
     found = inside(nothing, "audit")
     assert found.exit_code == 1
-    assert found.lines[-1].startswith("I1 broken: 24 order-placed events without their order: order-2:placed, ")
+    assert found.lines[-1].startswith("I1 broken: order-placed events without their order (24): order-2:placed, ")
     assert found.lines[-1].endswith(" and 4 more")
     document = inside(nothing, "audit", "--json")
     assert document.exit_code == 1

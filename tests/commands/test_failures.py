@@ -202,7 +202,7 @@ def test_orders_before_the_one_that_was_refused_are_told(lonely: Cli, inside: In
     assert inside(lonely, "orders", "place", *other).exit_code == 0
     result = inside(lonely, "orders", "place", "--start", "11", "--count", "2")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "1 of 2 orders are recorded" in result.stderr
+    assert "recorded: at least 1 of 2 orders" in result.stderr
     assert "order order-12 was placed before with other content" in result.stderr
 
 

@@ -32,7 +32,7 @@ def test_orders_are_placed_and_totals_read_through_the_api(tmp_path: Path) -> No
     elsewhere = tmp_path / "elsewhere"  # the command has no part in the API's database
     with running(tmp_path / "home") as api:
         placed = starter(elsewhere, "orders", "place", "--start", "1", "--count", "3", "--api", api.url)
-        assert (placed.returncode, placed.stdout) == (0, "3 orders placed, 0 were known\n"), placed.stderr
+        assert (placed.returncode, placed.stdout) == (0, "3 orders placed, 0 known before\n"), placed.stderr
         again = starter(elsewhere, "orders", "place", "--count", "3", "--json", "--api", SAISEI_API_URL=api.url)
         document = json.loads(again.stdout)
         assert (document["placed"], document["known"]) == (0, 3)

@@ -130,7 +130,7 @@ def test_a_pipeline_that_stands_still_is_bad_in_time_and_the_sentence_names_what
     assert seen[-1] == (0, 15)
     assert verdict.word == "bad"
     assert verdict.sentence == (
-        "after 0.1 s 5 events wait for the relay and billing lacks 5 of 5 (not registered) and "
+        "after 0.1 s the relay has 5 events left and billing lacks 5 of 5 (not registered) and "
         "mail lacks 5 of 5 (not registered) and sales lacks 5 of 5 (not registered)"
     )
 

@@ -162,7 +162,7 @@ BREAKS: list[tuple[str, list[str], dict[str, tuple[str, ...]]]] = [
         ["INSERT INTO sales_totals VALUES ('initial', 'EUR', 1, 1)"],
         {
             "I6 currencies whose totals in initial are not the sum of its rows": (
-                "EUR (rows nothing, totals 1 orders, 1)",
+                "EUR (rows nothing, totals 1 order, 1)",
             )
         },
     ),

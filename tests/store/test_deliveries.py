@@ -120,7 +120,7 @@ def test_an_event_waits_behind_the_earliest_unfinished_one(database: Database) -
 def test_done_twice_is_refused_with_the_whole_transaction(database: Database) -> None:
     events = delivered_to(database, "one")
     _done(database, "one", events[0].position)
-    with pytest.raises(RuntimeError, match="1 deliveries of one were taken"):
+    with pytest.raises(RuntimeError, match="a twin took 1 delivery of one"):
         _done(database, "one", events[0].position, events[1].position)
     assert _state(database, "one") == ["done", "pending", "pending"]
     with pytest.raises(RuntimeError):

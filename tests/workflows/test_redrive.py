@@ -116,7 +116,7 @@ async def test_it_takes_the_set_in_chunks_and_tells_how_far_it_is(client: Client
         handle = await _runs(client).start_redrive("r", "one")
         report = await handle.result()
         assert report == {"state": "COMPLETED", "total": 25, "taken": 25, "skipped": 0}
-        assert "25 of 25 dead letters are pending again, 0 skipped" in await _details(client, "r")
+        assert "25 of 25 dead letters pending again, 0 skipped" in await _details(client, "r")
     assert scene.woken == [["one"]] * 3
     assert scene.state("r") == ("COMPLETED", 25, 0)
     described = await handle.describe()
@@ -153,7 +153,7 @@ async def test_a_cancel_ends_it_after_the_chunk_at_hand(client: Client, scene: S
         with pytest.raises(WorkflowFailureError) as failure:
             await handle.result()
         assert isinstance(failure.value.cause, CancelledError)
-        assert "10 of 30 dead letters are pending again" in await _details(client, "r")
+        assert "10 of 30 dead letters pending again" in await _details(client, "r")
     assert scene.state("r") == ("CANCELLED", 10, 0)
     assert scene.redrive("r").note == "its run was cancelled"
     assert scalar(scene.database, "SELECT count(*) FROM deliveries WHERE status = 'dead'") == 20
