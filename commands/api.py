@@ -2,8 +2,6 @@
 
 from argparse import Namespace
 
-from rich.table import Table
-
 from commands.api_client import HERE, ApiClient, add_api_flag, api_url
 from commands.context import Context
 from commands.parsing import Commands
@@ -23,16 +21,14 @@ async def _read(context: Context, args: Namespace) -> int:
     if context.json:
         context.result(sales)
         return 0
-    table = Table(title=f"generation {sales.get('generation')}", title_justify="left")
-    table.add_column("currency")
-    table.add_column("orders", justify="right")
-    table.add_column("amount", justify="right")
     try:
-        for currency, total in sales["totals"].items():
-            table.add_row(currency, f"{total['orders']:,}", f"{total['amount']:,}")
-        table.add_section()
-        table.add_row("all", f"{sales['orders']:,}", "")
+        fields = {"generation": sales["generation"], "orders": f"{sales['orders']:,}"}
+        rows = [
+            (currency, f"{total['orders']:,}", f"{total['amount']:,}") for currency, total in sales["totals"].items()
+        ]
     except (KeyError, TypeError, AttributeError, ValueError):
         raise Unreachable(f"what answers at {url} is not Saisei's API; correct --api or SAISEI_API_URL") from None
-    context.out.print(table)
+    context.fields(fields)
+    context.line("")
+    context.table(["currency", "orders", "amount"], rows)
     return 0

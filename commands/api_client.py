@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.progress import track
-
+from commands.following import watched
 from commands.parsing import WrongUsage
-from contracts.counts import counted
 from contracts.errors import Refused, Unreachable
 from contracts.orders import Order
 from http_api.settings import DEFAULT_PORT, HOST
@@ -124,17 +122,8 @@ class ApiClient:
         return str(problem.get("detail") or problem.get("title") or "without a reason")
 
 
-async def place_through(said: str, context: "Context", orders: Sequence[Order]) -> int:
-    """Place `orders` one after the other through the API that `--api` says; the exit code. Ends at the first refusal:
-    those before it are durable, and placing all of them again changes nothing for these."""
-    placed = []
-    quiet = context.json or len(orders) < 20
-    with ApiClient(api_url(context, said)) as api:
-        for order in track(orders, "placing", console=context.messages, transient=True, disable=quiet):
-            placed.append(await asyncio.to_thread(api.place, order))  # Ctrl-C is heard between two orders
-    new = sum(created for _, created in placed)
-    if context.json:
-        context.result({"placed": new, "known": len(placed) - new, "orders": [document for document, _ in placed]})
-    else:
-        context.line(f"{counted(new, 'order')} placed, {len(placed) - new} known before")
-    return 0
+async def place_through(said: str, context: "Context", orders: Sequence[Order]) -> list[tuple[Mapping[str, Any], bool]]:
+    """Place `orders` one after the other through the API that `--api` says; what it answers to each. Ends at the first
+    refusal: those before it are durable, and placing all of them again changes nothing for these."""
+    with ApiClient(api_url(context, said)) as api, watched(context, "placing", orders) as shown:
+        return [await asyncio.to_thread(api.place, order) for order in shown]  # Ctrl-C is heard between two orders

@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from redis import RedisError
-from rich.progress import Progress
 from sqlalchemy.exc import DBAPIError
 from temporalio.service import RPCError
 
 import embedded
 from commands.context import Context
+from commands.following import progress
 from commands.labs import run_delivery, run_outbox, run_recovery, show_recovery_step, show_step
 from commands.parsing import Commands
 from contracts import search
@@ -127,7 +127,7 @@ async def _live(context: Context, servers: _Servers) -> Verdict:
         runs = await context.runs()
         intake = Intake(context.database, runs.wake)
         try:
-            with Progress(console=context.messages, redirect_stdout=False, disable=context.json) as bar:
+            with progress(context, stays=True) as bar:
                 task = bar.add_task(f"{counted(_ORDERS, 'order')} to all receivers", total=None)
 
                 def advanced(done: int, total: int) -> None:

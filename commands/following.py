@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rich.progress import Progress, ProgressColumn
@@ -12,17 +13,28 @@ from commands.context import Context
 
 _POLL = 0.05
 
+MANY = 20  # pieces of work that are worth a bar
+
 R = TypeVar("R")
 
 
-def progress(context: Context, *columns: str | ProgressColumn) -> Progress:
-    """A bar (rich's own columns if none are given) for a person at a terminal; it goes when the work is over."""
+def progress(context: Context, *columns: str | ProgressColumn, wanted: bool = True, stays: bool = False) -> Progress:
+    """A bar (rich's own columns if none are given) for a person at a terminal, and nothing anywhere else; it goes when
+    the work is over, unless it `stays`."""
     return Progress(
         *columns,
         console=context.messages,
-        transient=True,
-        disable=context.json or not context.messages.is_terminal,
+        transient=not stays,
+        redirect_stdout=False,  # a result goes where it is sent to, also beside a bar
+        disable=not wanted or context.json or not context.messages.is_terminal,
     )
+
+
+@contextmanager
+def watched(context: Context, doing: str, pieces: Sequence[R]) -> Iterator[Iterable[R]]:
+    """The pieces, to be gone through in the block; a bar tells how far that is, where they are many."""
+    with progress(context, wanted=len(pieces) >= MANY) as bar:
+        yield bar.track(pieces, description=doing)
 
 
 async def follow(

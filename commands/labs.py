@@ -7,9 +7,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.progress import Progress
-
 from commands.context import Context
+from commands.following import MANY, progress
 from commands.parsing import Commands, command, integer, whole_number
 from labs import delivery, outbox, recovery, recovery_state
 from labs.scratch import Scratch, scratch_stack
@@ -86,7 +85,7 @@ async def run_outbox(
     context: Context, folder: Path, orders: int, tell: Callable[[outbox.Step], None]
 ) -> outbox.Outcome:
     """The walk-through in `folder`, which `lab_folder` holds, on a Valkey of its own."""
-    bar = Progress(console=context.messages, transient=True, redirect_stdout=False, disable=context.json or orders < 20)
+    bar = progress(context, wanted=orders >= MANY)
     task = bar.add_task("placing", total=orders, start=False)
 
     def placed(number: int) -> None:

@@ -3,13 +3,13 @@
 import asyncio
 import re
 from argparse import Namespace
-from collections.abc import Sequence
-
-from rich.progress import track
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from commands.api_client import add_api_flag, place_through
 from commands.context import Context
 from commands.events import event_document, print_event
+from commands.following import watched
 from commands.parsing import Commands, WrongUsage, command, whole_number
 from contracts.counts import counted
 from contracts.identifiers import order_placed_id
@@ -72,21 +72,31 @@ def _chosen_orders(args: Namespace) -> Sequence[Order]:
 
 async def _place(context: Context, args: Namespace) -> int:
     orders = _chosen_orders(args)
-    if args.api is not None:
-        return await place_through(args.api, context, orders)
+    placed = await (_place_here(context, orders) if args.api is None else place_through(args.api, context, orders))
+    new = sum(created for _, created in placed)
+    if context.json:
+        context.result({"placed": new, "known": len(placed) - new, "orders": [document for document, _ in placed]})
+    else:
+        known = f", {len(placed) - new} known before" if new < len(placed) else ""
+        context.line(f"{counted(new, 'order')} placed{known}")
+    return 0
+
+
+async def _place_here(context: Context, orders: Sequence[Order]) -> list[tuple[Mapping[str, Any], bool]]:
+    """Place them in the database, and wake the pipeline; each as it is recorded, and whether it is new."""
 
     async def wake() -> None:
         await (await context.runs()).wake()
 
     intake = Intake(context.database, wake)
-    placed = []
+    placed: list[PlacedOrder] = []
     cold: PlacedOrder | None = None
-    shown = track(orders, "placing", console=context.messages, transient=True, disable=context.json or len(orders) < 20)
     try:
-        for order in shown:
-            placed.append(await asyncio.to_thread(intake.place, order))
-            if placed[-1].cold and cold is None:
-                cold = placed[-1]
+        with watched(context, "placing", orders) as shown:
+            for order in shown:
+                placed.append(await asyncio.to_thread(intake.place, order))
+                if placed[-1].cold and cold is None:
+                    cold = placed[-1]
     finally:
         # Also when a later one was refused: those before it are durable, and should not wait for the look.
         if 0 < len(placed) < len(orders):
@@ -94,13 +104,7 @@ async def _place(context: Context, args: Namespace) -> int:
             context.say(f"recorded: at least {len(placed)} of {counted(len(orders), 'order')}")
         if cold is not None and not await intake.wake_if_cold(cold):
             context.say("the orders are recorded; Temporal does not answer, so they flow once it is back")
-    new = sum(each.created for each in placed)
-    if context.json:
-        context.result({"placed": new, "known": len(placed) - new, "orders": [order_document(each) for each in placed]})
-    else:
-        known = f", {len(placed) - new} known before" if new < len(placed) else ""
-        context.line(f"{counted(new, 'order')} placed{known}")
-    return 0
+    return [(order_document(each), each.created) for each in placed]
 
 
 async def _show(context: Context, args: Namespace) -> int:

@@ -170,6 +170,23 @@ def test_only_the_engine_opens_transactions(path: Path) -> None:
                 assert node.func.attr not in ("commit", "rollback"), f"line {node.lineno}: the store never commits"
 
 
+# Where a terminal is told from a pipe, which gets plain text, and no bar. Others may name the columns of a bar.
+DRAWING = {"commands/context.py", "commands/following.py"}
+
+
+@each_file
+def test_one_place_draws_tables_and_bars(path: Path) -> None:
+    if str(path.relative_to(ROOT)) in DRAWING or part_of(path) == "bench":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if any(str(module).partition(".")[0] == "rich" for module in modules):
+            assert isinstance(node, ast.ImportFrom)
+            drawing = [alias.name for alias in node.names if not alias.name.endswith("Column")]
+            assert drawing == [], f"line {node.lineno}"
+
+
 def names_a_database(node: ast.AST) -> str | None:
     """The dialect that a piece of code names; docstrings and comments may."""
     texts = []

@@ -197,6 +197,12 @@ def test_a_database_that_somebody_else_writes_for_long_is_named(lonely: Cli, ins
     lock.close()
 
 
+def test_orders_by_the_dozen_are_placed_without_a_bar_where_nobody_would_see_it_move(lonely: Cli) -> None:
+    result = lonely("orders", "place", "--start", "101", "--count", "40")
+    assert (result.exit_code, result.stdout) == (0, "40 orders placed\n")
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
 def test_orders_before_the_one_that_was_refused_are_told(lonely: Cli, inside: Inside) -> None:
     other = ["--id", "order-12", "--sku", "tea", "--amount", "1"]
     assert inside(lonely, "orders", "place", *other).exit_code == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import urllib.request
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.waiting import wait_until
 ONLY_LIVE = (
     "import sys, config, starter, commands.demo as d; d._WALKS = (); config.end(starter.main(['demo', *sys.argv[1:]]))"
 )
+DRAWN = re.compile("[\x1b\u2500-\u259f]")  # escapes, lines and blocks
 LIVE = {"orders": 20, "events": 20, "deliveries": 60}
 
 
@@ -55,7 +57,8 @@ def test_it_judges_everything_on_a_fresh_home_and_ctrl_c_beside_it_leaves_nothin
 def test_kept_servers_are_linked_and_used_by_the_next_one(tmp_path: Path) -> None:
     home = tmp_path / "home"
     try:
-        out, _ = start(tmp_path, "demo", "--keep").finish()
+        out, said = start(tmp_path, "demo", "--keep").finish()
+        assert not DRAWN.search(out + said)  # what it prints goes into pipes here
         assert transcript() in out
         verdicts = dict(line.split()[:2] for line in out.split("\n\n")[-3].splitlines())
         assert verdicts == {"delivery": "ok", "outbox": "ok", "recovery": "ok", "live": "ok"}
