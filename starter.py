@@ -42,10 +42,11 @@ def parser(said: str | None = None) -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    context = None
+    context, program = None, "starter.py"
     try:
         # The word comes first; what is said instead of it is told by the parser.
         args = parser(next(iter(arguments), "")).parse_args(arguments)
+        program = args.program  # with the words of the command, as its parser says it
         if any(not _is_text(word) for word in arguments):
             return _failed("the arguments must be valid UTF-8", 2)
         from commands.context import Context  # here, since `--help` needs none of it
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 1
     except WrongUsage as error:
-        return _failed(f"{' '.join(str(error).split())}; see --help", 2)
+        return _failed(f"{' '.join(str(error).split())}; see {program} --help", 2, program)
     except Exception as error:
         from failures import FAILURES, sentence  # here, since it knows every library that can fail
 
@@ -80,13 +81,13 @@ async def _run(run: Run, context: "Context", args: argparse.Namespace) -> int:
     return await run(context, args)
 
 
-def _failed(why: str, code: int) -> int:
+def _failed(why: str, code: int, who: str = "starter.py") -> int:
     try:
         sys.stdout.flush()
     except OSError:
         silence_stdout()
     with contextlib.suppress(OSError):
-        print(f"starter.py: {why}", file=sys.stderr)
+        print(f"{who}: {why}", file=sys.stderr)
     return code
 
 

@@ -69,7 +69,7 @@ def command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, program=parser.prog)
     return parser
 
 

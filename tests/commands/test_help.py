@@ -1,6 +1,8 @@
 """Every command has help with an example, and every example is a command."""
 
 import argparse
+import itertools
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -9,6 +11,7 @@ import pytest
 from commands.parsing import Parser
 from starter import parser
 from tests.commands.cli import Cli
+from tests.commands.conftest import Inside
 
 
 def all_commands(of: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -103,3 +106,21 @@ def test_the_command_tells_what_it_does_not_know(
         parser(arguments[0]).parse_args(arguments)
     program, _, _ = told.partition(":")
     assert capsys.readouterr().err == f"{told}; see {program} --help\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("orders", "place", "--sku", "tea"),
+        ("orders", "place", "--id", "A-7"),
+        ("dead", "redrive"),
+        ("read-api", "--api", "nonsense"),
+    ],
+)
+def test_what_makes_no_sense_together_is_told_by_the_command_whose_help_explains_it(
+    nothing: Cli, inside: Inside, arguments: tuple[str, ...]
+) -> None:
+    result = inside(nothing, *arguments)
+    program = " ".join(["starter.py", *itertools.takewhile(lambda word: not word.startswith("-"), arguments)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(rf"{program}: [^\n]+; see {program} --help\n", result.stderr), result.stderr
