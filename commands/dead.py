@@ -8,15 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from temporalio.service import RPCError
 
 from commands.context import Context
 from commands.following import follow, progress
 from commands.output import short
 from commands.parsing import Commands, WrongUsage, command, whole_number
 from commands.person import who
+from commands.telling import tell, wake
 from contracts.counts import counted
-from contracts.errors import SaiseiError
 from contracts.names import REDRIVE_COMPLETED, REDRIVE_RUNNING, receiver_id, redrive_id
 from store.clock import iso, now_ms
 from store.dead_letters import (
@@ -173,10 +172,7 @@ def _count(context: Context, filters: DeadFilter) -> int:
 
 
 async def _start(context: Context, redrive: Redrive) -> bool:
-    try:
-        await (await context.runs()).start_redrive(redrive.request_id, redrive.filters.get("receiver"))
-    except (SaiseiError, RPCError, RuntimeError, OSError):
-        context.say("the redrive is recorded; Temporal does not answer, so it starts once that and a worker are back")
+    if not await tell(context, lambda runs: runs.start_redrive(redrive.request_id, redrive.filters.get("receiver"))):
         return False
     if context.links:
         context.say(context.links.workflow(redrive_id(redrive.request_id)))
@@ -206,10 +202,7 @@ async def _waive(context: Context, args: Namespace) -> int:
     with context.database.write() as connection:
         waiver = waive(connection, args.receiver, args.event, args.reason, who(), now_ms())
     if waiver.created:
-        try:
-            await (await context.runs()).wake([receiver_id(waiver.receiver)])
-        except (SaiseiError, RPCError, RuntimeError, OSError):
-            context.say("the waiver is recorded; Temporal does not answer, so what waited goes on once it is back")
+        await wake(context, [receiver_id(waiver.receiver)])
     if context.json:
         context.result(
             {

@@ -1,18 +1,17 @@
 """`event publish`, `event show`, `event deliver` and `event duplicate`. An event may be named by its order."""
 
 from argparse import Namespace
-from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection
 from temporalio.client import WorkflowFailureError
-from temporalio.service import RPCError
 
 from commands.context import Context
 from commands.parsing import Commands, command, whole_number
+from commands.telling import wake
 from commands.waiting import failure, result_of
 from contracts.counts import counted
-from contracts.errors import NotFound, Refused, Unreachable
+from contracts.errors import NotFound, Refused
 from contracts.messages import DeliveryInput
 from contracts.names import FAN_OUT_ID
 from store.clock import iso
@@ -101,14 +100,6 @@ def print_event(context: Context, document: dict[str, Any]) -> None:
             [column.replace("_", " ") for column in columns],
             ([delivery[column] for column in columns] for delivery in document["deliveries"]),
         )
-
-
-async def wake(context: Context, stages: Iterable[str] | None = None) -> None:
-    """Wake the pipeline; when Temporal does not answer, say that the work is found once it is back."""
-    try:
-        await (await context.runs()).wake(stages)
-    except (Unreachable, RPCError, RuntimeError) as error:
-        context.say(f"nothing is lost, it goes on once Temporal is back: {error}")
 
 
 async def _publish(context: Context, args: Namespace) -> int:

@@ -3,8 +3,8 @@
 from argparse import ArgumentParser, Namespace
 
 from commands.context import Context
-from commands.events import wake
 from commands.parsing import Commands, command
+from commands.telling import wake
 from contracts.errors import Refused
 from contracts.names import receiver_id
 from store.dead_letters import require_receiver

@@ -8,6 +8,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from commands.context import Context
 from commands.parsing import Commands, command, integer
+from commands.telling import AWAY, later
 from commands.waiting import failure, result_of
 from contracts.errors import Refused, Unreachable
 from contracts.identifiers import require_id
@@ -49,16 +50,16 @@ async def _run(context: Context, args: Namespace) -> int:
         attached = await _is_open(runs, job)
         message = FulfilmentInput(job, amount, ship_fails=args.ship_fails, ship_attempts=1 if args.ship_fails else 0)
         handle = await runs.start_job(message)
-    except (Unreachable, RPCError, RuntimeError) as error:
+    except AWAY as error:
         if args.no_wait:
             # As an order that is placed meanwhile: what was asked for is durable, and the worker's look starts it.
-            context.say(f"job {job} is recorded; Temporal does not answer, so it runs once it is back")
+            context.say(later(error))
             if context.json:
                 context.result({"job": job, "started": False, "link": None})
             else:
                 context.line(f"job {job} is recorded")
             return 0
-        raise Unreachable(f"job {job} is recorded and runs once Temporal is back ({error})") from error
+        raise Unreachable(later(error)) from error
     if args.no_wait:
         _tell_started(context, job, attached)
         return 0

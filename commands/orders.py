@@ -4,6 +4,7 @@ import asyncio
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from commands.api_client import add_api_flag, place_through
@@ -11,6 +12,7 @@ from commands.context import Context
 from commands.events import event_document, print_event
 from commands.following import watched
 from commands.parsing import Commands, WrongUsage, command, whole_number
+from commands.telling import wake
 from contracts.counts import counted
 from contracts.identifiers import order_placed_id
 from contracts.orders import Order, parse_order
@@ -84,26 +86,21 @@ async def _place(context: Context, args: Namespace) -> int:
 
 async def _place_here(context: Context, orders: Sequence[Order]) -> list[tuple[Mapping[str, Any], bool]]:
     """Place them in the database, and wake the pipeline; each as it is recorded, and whether it is new."""
-
-    async def wake() -> None:
-        await (await context.runs()).wake()
-
-    intake = Intake(context.database, wake)
+    intake = Intake(context.database, partial(wake, context))
     placed: list[PlacedOrder] = []
-    cold: PlacedOrder | None = None
+    cold = False
     try:
         with watched(context, "placing", orders) as shown:
             for order in shown:
                 placed.append(await asyncio.to_thread(intake.place, order))
-                if placed[-1].cold and cold is None:
-                    cold = placed[-1]
+                cold = cold or placed[-1].cold
     finally:
         # Also when a later one was refused: those before it are durable, and should not wait for the look.
         if 0 < len(placed) < len(orders):
             # Broken off, the one that was on its way may be recorded as well.
             context.say(f"recorded: at least {len(placed)} of {counted(len(orders), 'order')}")
-        if cold is not None and not await intake.wake_if_cold(cold):
-            context.say("the orders are recorded; Temporal does not answer, so they flow once it is back")
+        if cold:
+            await wake(context)
     return [(order_document(each), each.created) for each in placed]
 
 

@@ -5,14 +5,14 @@ from argparse import Namespace
 from typing import Any
 
 from sqlalchemy import Connection
-from temporalio.service import RPCError
 
 from commands.chunks import NARROWEST, in_chunks
 from commands.context import Context
 from commands.parsing import Commands, command
 from commands.person import who
+from commands.telling import tell
 from contracts.counts import counted
-from contracts.errors import Refused, SaiseiError
+from contracts.errors import Refused
 from contracts.names import receiver_id
 from receivers.registry import by_name
 from store.clock import iso, now_ms
@@ -149,7 +149,4 @@ def _finished(context: Context, name: str) -> ReceiverEnd:
 
 async def _end_run(context: Context, end: ReceiverEnd) -> None:
     """Its long-lived run ends now; where Temporal does not answer, with its next drain."""
-    try:
-        await (await context.runs()).end_stage(receiver_id(end.receiver), end.sentence())
-    except (SaiseiError, RPCError, RuntimeError, OSError):
-        context.say("it is ended; Temporal does not answer, so its long-lived run ends once that and a worker are back")
+    await tell(context, lambda runs: runs.end_stage(receiver_id(end.receiver), end.sentence()))

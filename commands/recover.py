@@ -3,8 +3,8 @@
 from argparse import Namespace
 
 from commands.context import Context
-from commands.events import wake
 from commands.parsing import Commands
+from commands.telling import wake
 from contracts.counts import counted
 from contracts.names import FAN_OUT_ID, RELAY_ID
 from pipeline.recovery import recover_outbox

@@ -142,7 +142,8 @@ def test_without_temporal_a_redrive_and_a_waiver_are_recorded(shop: Shop) -> Non
     assert done.stdout == "redrive night RUNNING: 0 of 8 pending again, 0 skipped\n"
     assert done.stderr.splitlines() == [
         "redrive night: 8 dead letters",
-        "the redrive is recorded; Temporal does not answer, so it starts once that and a worker are back",
+        "nothing is lost, it goes on once Temporal is back: Temporal at 127.0.0.1:1 does not answer; start it, or "
+        "correct or unset TEMPORAL_ADDRESS (`make up` starts one then)",
     ]
     again = shop.json("dead", "redrive", "--receiver", "sales", "--request", "night")
     assert (again["created"], again["total"], again["filters"]) == (False, 8, {"receiver": "sales"})

@@ -79,14 +79,37 @@ def test_init_names_what_it_adds_to_a_database_that_was_set_up(nothing: Cli) -> 
 def test_orders_are_recorded_while_no_server_runs(lonely: Cli) -> None:
     result = lonely("orders", "place", "--count", "2")
     assert (result.exit_code, result.lines) == (0, ["2 orders placed"])
-    assert "they flow once it is back" in result.stderr
+    why = "no Temporal server is running here; start one with `make up`, or set TEMPORAL_ADDRESS"
+    assert result.stderr == f"nothing is lost, it goes on once Temporal is back: {why}\n"
     published = lonely("event", "publish", "order-1")
-    assert published.exit_code == 0
-    assert "nothing is lost, it goes on once Temporal is back" in published.stderr
+    assert (published.exit_code, published.stderr) == (0, result.stderr)
     status = lonely.json("status")
     assert status["outbox"] == {"pending": 2, "in_flight": 0, "fanned_out": 0}
     assert status["worker"].startswith("unknown: no Temporal server is running here")
     lonely("event", "deliver", "mail", "order-1").refused("there is no delivery of order-1:placed to mail yet")
+
+
+def test_every_command_says_in_the_same_words_that_temporal_is_away(inside: Inside, tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home")
+    assert inside(cli, "init").exit_code == 0
+    with closing(sqlite3.connect(cli.home / "saisei.db")) as connection, connection:
+        connection.execute("INSERT INTO receivers (receiver) VALUES ('post')")
+    assert inside(cli, "fault", "on").exit_code == 0
+    said = {
+        words: inside(cli, *words.split()).stderr.splitlines()[-1].removeprefix("starter.py: ")
+        for words in (
+            "orders place",
+            "event publish order-1",
+            "fault off",
+            "job run job-1",
+            "job run job-1 --no-wait",
+            "receivers end post --reason moved",
+        )
+    }
+    assert set(said.values()) == {
+        "nothing is lost, it goes on once Temporal is back: no Temporal server is running here; start one with "
+        "`make up`, or set TEMPORAL_ADDRESS"
+    }, said
 
 
 def test_servers_that_are_not_there_are_named(lonely: Cli, inside: Inside) -> None:
