@@ -18,7 +18,7 @@ import embedded
 from commands.context import Context
 from commands.parsing import Commands, whole_number
 from contracts import search
-from contracts.errors import Refused
+from contracts.errors import NotFound, Refused
 from embedded import AlreadyRunning, Child, EmbeddedError, Stack
 from http_api.settings import DEFAULT_PORT, HOST, ApiSettings
 from receivers.registry import by_name
@@ -88,7 +88,11 @@ async def _up(context: Context, args: Namespace) -> int:
 
 
 async def _down(context: Context, args: Namespace) -> int:
-    stopped = await asyncio.to_thread(embedded.stop, context.settings.home)
+    home = context.settings.home
+    if not home.is_dir():
+        # What runs elsewhere would go on while somebody believes that it was stopped.
+        raise NotFound(f"there is no home {home}, so nothing was stopped; name the right one by SAISEI_HOME")
+    stopped = await asyncio.to_thread(embedded.stop, home)
     if context.json:
         context.result({"stopped": stopped})
     else:

@@ -112,6 +112,14 @@ def test_every_command_says_in_the_same_words_that_temporal_is_away(inside: Insi
     }, said
 
 
+def test_a_home_that_is_not_there_is_no_home_on_which_nothing_runs(nothing: Cli) -> None:
+    mistyped = f"there is no home {nothing.home}, so nothing was stopped; name the right one by SAISEI_HOME"
+    nothing("down").refused(mistyped)
+    assert not nothing.home.exists()
+    nothing.home.mkdir()
+    assert (nothing("down").exit_code, nothing("down").lines) == (0, ["nothing is running here"])
+
+
 def test_servers_that_are_not_there_are_named(lonely: Cli, inside: Inside) -> None:
     inside(lonely, "queues").refused("no Redis server is running here; start one with `make up`, or set REDIS_URL")
     inside(lonely, "links").refused("there is no Web UI here; start one with `make up`, or set TEMPORAL_UI_URL")
