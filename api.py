@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from sqlalchemy import Connection
 
 import embedded
-from config import Settings, end, no_arguments
+from config import Settings, end, no_arguments, unknown_settings
 from contracts.errors import SaiseiError, Unreachable, WrongSettings
 from http_api.app import build_app
 from http_api.orders_desk import OrdersDesk
@@ -144,6 +144,8 @@ def main() -> int:
     """The process: logs to stderr, one sentence when it cannot start, and exit code 2 for unusable settings, else 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if ignored := unknown_settings():
+        logger.warning(ignored)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(Settings.from_env(), ApiSettings.from_env()))

@@ -6,6 +6,7 @@ How a program begins (its arguments) and ends stands here too, for all of them h
 
 import argparse
 import contextlib
+import difflib
 import logging
 import os
 import sys
@@ -99,6 +100,29 @@ class Settings:
             drain_timeout=max(600.0, 2 * self.drain),
             safety_timer=self.safety_timer,
         )
+
+
+# What processes of Saisei read under its own prefix: `Settings` above, `http_api.settings`, and `--api` without a URL.
+NAMES = frozenset(
+    {f"SAISEI_{spec.name.upper()}" for spec in fields(Settings) if spec.name not in ("database_url", "redis_url")}
+    | {f"SAISEI_API_{name}" for name in ("HOST", "PORT", "DRAIN", "URL")}
+)
+
+
+def unknown_settings(env: Mapping[str, str] | None = None) -> str | None:
+    """A sentence for a person whose settings have no effect, or None.
+
+    They are ignored and no error: the environment is not ours alone. Kubernetes, for one, puts variables of its own
+    there for a service that is called saisei.
+    """
+    unknown = sorted(name for name in (os.environ if env is None else env) if name.startswith("SAISEI_"))
+    known = sorted(NAMES | {"DATABASE_URL", "REDIS_URL", "TEMPORAL_UI_URL"})
+    told = []
+    for name in unknown:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, known, 1, 0.75)
+            told.append(f"{name} ({near[0]}?)" if near else name)
+    return f"ignored, since Saisei has no such setting: {', '.join(told)}" if told else None
 
 
 def no_arguments(program: str, purpose: str) -> None:

@@ -50,8 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(not _is_text(word) for word in arguments):
             return _failed("the arguments must be valid UTF-8", 2)
         from commands.context import Context  # here, since `--help` needs none of it
+        from config import unknown_settings
 
         context = Context(args)
+        if ignored := unknown_settings():
+            context.say(ignored)
         run: Run = args.run
         code = asyncio.run(_run(run, context, args))
         # A full disk is told here and not after our exit.

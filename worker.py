@@ -27,7 +27,7 @@ from activities.draining import DrainActivities
 from activities.fulfilment import FulfilmentActivities, OwnPayments, OwnShipping, PaymentSide, ShippingSide
 from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
-from config import Settings, end, no_arguments
+from config import Settings, end, no_arguments, unknown_settings
 from contracts.errors import Unreachable, WrongSettings
 from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id, receiver_of
@@ -344,6 +344,8 @@ async def serve(settings: Settings, receivers: Sequence[Receiver] = RECEIVERS) -
 def main(receivers: Sequence[Receiver] = RECEIVERS) -> int:
     """The process: logs to stderr, one sentence when it cannot start, and exit code 2 for unusable settings, else 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if ignored := unknown_settings():
+        logger.warning(ignored)
     try:
         asyncio.run(serve(Settings.from_env(), receivers))
     except FAILURES as error:

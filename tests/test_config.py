@@ -1,14 +1,18 @@
 """Settings from the environment: each bad variable is named, each good one arrives."""
 
+import socket
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from config import Settings
+from config import NAMES, Settings, unknown_settings
 from contracts.errors import InvalidInput
 from store.engine import Database
+from tests.http.server import ROOT, environment
 
 OTHERS = ("home", "database_url", "redis_url", "ui_url", "attempts")
 DURATIONS = [spec.name for spec in fields(Settings) if spec.name not in OTHERS]
@@ -91,3 +95,31 @@ def test_a_folder_of_any_name_holds_the_database(tmp_path: Path, name: str) -> N
         connection.execute(sa.text("CREATE TABLE t (n INTEGER)"))
     database.close()
     assert (tmp_path / name / "saisei.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("SAISEI_HOMEE", "SAISEI_HOMEE (SAISEI_HOME?)"),
+        ("SAISEI_HEARTBEATS", "SAISEI_HEARTBEATS (SAISEI_HEARTBEAT?)"),
+        ("SAISEI_DATABASE_URL", "SAISEI_DATABASE_URL (DATABASE_URL?)"),
+        ("SAISEI_COLOUR_OF_THE_SKY", "SAISEI_COLOUR_OF_THE_SKY"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_named_with_the_nearest_that_there_is(name: str, told: str) -> None:
+    assert unknown_settings({name: "x", "SAISEI_IDLE": "1"}) == f"ignored, since Saisei has no such setting: {told}"
+
+
+def test_nothing_is_said_of_settings_that_there_are_and_of_what_is_not_ours() -> None:
+    assert unknown_settings(dict.fromkeys([*NAMES, "DATABASE_URL", "REDIS_URLS", "HOME", "SAISEIHOME"], "x")) is None
+
+
+@pytest.mark.parametrize("words", [["starter.py", "links"], ["worker.py"], ["api.py"]])
+def test_every_process_says_on_stderr_which_settings_it_ignores(tmp_path: Path, words: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # nothing is to start
+        env = environment(tmp_path / "home", SAISEI_API_PORT=str(taken.getsockname()[1]), SAISEI_HOMEE="x")
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    ignored, error = done.stderr.splitlines()
+    assert ignored.endswith("ignored, since Saisei has no such setting: SAISEI_HOMEE (SAISEI_HOME?)")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert error.startswith(words[0].removesuffix(".py"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import commands.demo
-from config import Settings
+from config import NAMES, Settings
 from http_api.settings import ApiSettings
 from starter import parser
 from tests.docs.pages import PAGES, README, ROOT, agrees, blocks, first_column, links
@@ -58,6 +58,8 @@ def test_every_setting_is_told_with_what_holds_without_it() -> None:
     wanted = {NAMED.get(spec.name, f"SAISEI_{spec.name.upper()}"): spec.default for spec in fields(Settings)}
     wanted |= {f"SAISEI_API_{spec.name.upper()}": spec.default for spec in fields(ApiSettings)}
     assert set(rows) == wanted.keys() | {"SAISEI_API_URL"}
+    told = {name for name in rows if name.startswith("SAISEI_")} | {"SAISEI_UI_URL"}
+    assert told == NAMES  # the others are told to have no effect
     for name, default in wanted.items():
         if isinstance(default, int | float):
             assert float(rows[name]) == default, name
