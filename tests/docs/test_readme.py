@@ -3,30 +3,17 @@
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 import embedded
-from contracts.orders import Order
-from pipeline.failure import RetryPolicy
-from pipeline.receiving import ReceiverStage
-from pipeline.writer import Writer
-from receivers.base import Receiver
-from store.clock import now_ms
-from store.control import initialize
-from store.deliveries import DEAD, DONE, deliveries_of
-from store.engine import Database, sqlite_url
-from store.fanout import fan_out
-from store.orders import place_order
-from store.receivers import register_receiver
-from store.schema import metadata
 from tests.commands.cli import STARTER, Cli
-from tests.docs.pages import ROOT, agrees, blocks, commands
+from tests.docs.pages import ROOT, Quoted, agrees, blocks, commands
 from tests.waiting import wait_until
 
 # What changes nothing is asked again until it prints what is quoted: a person takes longer to type it.
@@ -37,8 +24,9 @@ RECIPE = re.compile(r"^(up|down): .*\n\t@\$\(RUN\) starter\.py (.*)$", re.MULTIL
 class Shell:
     """Runs what stands behind a prompt of README on one home."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, root: Path = ROOT) -> None:
         self.cli = Cli(home)
+        self.root = root
         # What takes a quarter of a minute in README takes a second here.
         self.env = self.cli.environment({"SAISEI_BACKOFF": "0.05"})
         self.recipes = dict(RECIPE.findall((ROOT / "Makefile").read_text()))
@@ -49,13 +37,41 @@ class Shell:
         if program == "make":
             program, arguments = "starter.py", shlex.split(self.recipes[arguments[0]])
         if program == "starter.py":
-            arguments = [sys.executable, str(STARTER), *arguments]
+            arguments = [sys.executable, str(self.root / STARTER.name), *arguments]
         else:
             arguments = [program, *(self._here(word) for word in arguments)]
         done = subprocess.run(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, env=self.env, cwd=ROOT
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            env=self.env,
+            cwd=self.root,
         )
         return done.stdout.splitlines()
+
+    def follow(self, block: str) -> list[Quoted]:
+        """Run a block's commands; each must print what is quoted."""
+        quoted = list(commands(block))
+        for each in quoted:
+            if each.command.startswith("curl") and shutil.which("curl") is None:
+                continue
+            if each.command.startswith("starter.py fault on"):
+                wait_until(self.at_rest, 60, "what was placed before is delivered")
+            printed = self.run(each.command)
+            if READING.match(each.command):
+                printed = self._until_quoted(each, printed)
+            assert agrees(each.output, printed), "\n".join([each.command, *printed, "is quoted as", *each.output])
+        return quoted
+
+    def _until_quoted(self, quoted: Quoted, printed: list[str]) -> list[str]:
+        """What it prints once that is what is quoted, or what it printed last."""
+        tries = 60
+        while not agrees(quoted.output, printed) and tries:
+            tries -= 1
+            printed = self.run(quoted.command)
+        return printed
 
     def at_rest(self) -> bool:
         """Whether no delivery waits."""
@@ -77,61 +93,31 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.mark.timeout(600)
 def test_the_commands_print_what_is_quoted(shell: Shell) -> None:
-    quoted = [each for block in blocks("run") for each in commands(block)]
-    assert len(quoted) > 20
-    for each in quoted:
-        if each.command.startswith("curl") and shutil.which("curl") is None:
-            continue
-        if each.command.startswith("starter.py fault on"):
-            wait_until(shell.at_rest, 60, "what was placed before is delivered")
-        printed = shell.run(each.command)
-        if READING.match(each.command):
-            printed = wait_until_quoted(shell, each.command, each.output, printed)
-        assert agrees(each.output, printed), "\n".join([each.command, *printed, "is quoted as", *each.output])
+    assert len([each for block in blocks("run") for each in shell.follow(block)]) > 20
 
 
-def wait_until_quoted(shell: Shell, command: str, quoted: list[str], printed: list[str]) -> list[str]:
-    """What it prints once that is what is quoted, or what it printed last."""
-    tries = 60
-    while not agrees(quoted, printed) and tries:
-        tries -= 1
-        printed = shell.run(command)
-    return printed
+def changed(text: str, diff: str) -> str:
+    """The text with a change of README, whose lines stand there once."""
+    lines = diff.splitlines(keepends=True)
+    before, after = ("".join(line[1:] for line in lines if line[0] in marks) for marks in (" -", " +"))
+    assert text.count(before) == 1
+    return text.replace(before, after)
 
 
-@pytest.fixture
-def example() -> Iterator[Receiver]:
-    """The receiver that README shows how to write."""
-    (block,) = blocks("run: receiver")
-    names: dict[str, object] = {"__name__": "receivers.stock"}
-    exec(compile(block, "README.md", "exec"), names)
-    table = names["stock_moves"]
-    assert isinstance(table, sa.Table)
+def test_a_receiver_that_is_added_as_it_is_told_takes_events(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(".*", "tests", "docs", "__pycache__"))
+    shell = Shell(tmp_path / "home", root)
     try:
-        yield names["Stock"]()  # type: ignore[operator]
+        assert shell.run("make up")[0].startswith("starting ")
+        (module,) = blocks("file: receivers/stock.py")
+        (root / "receivers" / "stock.py").write_text(module)
+        registry = root / "receivers" / "registry.py"
+        (change,) = blocks("change: receivers/registry.py")
+        registry.write_text(changed(registry.read_text(), change))
+        (block,) = blocks("run: receiver")
+        assert len(shell.follow(block)) == 6
+        with sqlite3.connect(shell.cli.home / "saisei.db") as connection:
+            assert connection.execute("SELECT sku, qty FROM stock_moves").fetchall() == [("tea", -2)]
     finally:
-        metadata.remove(table)  # of all tests in this process
-
-
-@pytest.mark.anyio
-async def test_the_receiver_takes_events(example: Receiver, tmp_path: Path) -> None:
-    database = Database(sqlite_url(tmp_path / "example.db"))
-    with database.write() as connection:
-        initialize(connection, now_ms())
-        register_receiver(connection, example.name, example.event_types)
-        for name, sku in (("a", "tea"), ("b", "gift-card")):
-            place_order(connection, Order(name, sku, 2, 100, "JPY"), now_ms())
-        fan_out(connection, [b"a:placed", b"b:placed", b"a:placed"], now_ms())
-
-    async def start_run(*_: str) -> None:
-        raise AssertionError("a rejected event is not retried")
-
-    writer = Writer(database)
-    stage = ReceiverStage(example, writer, retry=RetryPolicy(5, 1.0), start_run=start_run, run_grace=12.0)
-    assert [await stage.step(), await stage.step()] == [2, 0]
-    writer.close()
-    with database.read() as connection:
-        assert connection.exec_driver_sql("SELECT sku, qty FROM stock_moves").all() == [("tea", -2)]
-        states = {event: deliveries_of(connection, event)[0].status for event in ("a:placed", "b:placed")}
-    assert states == {"a:placed": DONE, "b:placed": DEAD}
-    database.close()
+        embedded.stop(shell.cli.home)
