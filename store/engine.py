@@ -133,7 +133,7 @@ class Database:
 
     def _open_postgresql(self, url: sa.URL, pool_size: int) -> Engine:
         try:
-            return sa.create_engine(
+            engine = sa.create_engine(
                 url.set(drivername="postgresql+psycopg"),
                 pool_size=pool_size,
                 max_overflow=10,
@@ -142,6 +142,14 @@ class Database:
             )
         except ImportError as error:
             raise WrongSettings({"DATABASE_URL": "PostgreSQL needs its driver; install psycopg[binary]"}) from error
+
+        @event.listens_for(engine, "checkin")
+        def leave_it_to_the_server(connection: Any, _record: Any) -> None:
+            # After a read SQLAlchemy asks for READ WRITE by name, also where the server was made read-only.
+            if connection is not None:
+                connection.read_only = None
+
+        return engine
 
     def _open_sqlite(self, url: sa.URL, busy_timeout: float, pool_size: int, *, make: bool) -> Engine:
         if not url.database or url.database == ":memory:":

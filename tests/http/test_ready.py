@@ -3,6 +3,7 @@
 Orders need the database alone, so the database alone decides; a process that lives is alive whatever it has lost.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,37 @@ def test_with_a_full_disk_it_is_not_ready_until_there_is_room_again(tmp_path: Pa
         # No order comes to an API that is not ready, and it finds out all the same.
         assert api.client.get("/readyz").status_code == 200
         assert api.place(order(2)).status_code == 201
+
+
+@contextmanager
+def read_only(postgres_url: str) -> Iterator[None]:
+    """For the block PostgreSQL takes no writes from anybody, sessions that are open included."""
+    engine = sa.create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("ALTER SYSTEM SET default_transaction_read_only = on")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql("ALTER SYSTEM RESET default_transaction_read_only")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
+
+
+def test_on_a_database_that_is_read_only_it_is_not_ready_until_that_takes_writes_again(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    numbers = itertools.count(1)
+    with running(tmp_path / "home", DATABASE_URL=postgres_url) as api:
+        assert api.place(order(next(numbers))).status_code == 201
+        with read_only(postgres_url):
+            # A session learns of it before its next statement, but not before the server has told it.
+            wait_until(lambda: api.place(order(next(numbers))).status_code == 503, 60, "an order is refused")
+            document = problem(api.client.get("/readyz"), 503)
+            assert document["detail"] == "the database answers and takes no writes; no order can be taken"
+            assert api.client.get("/livez").status_code == 200
+        wait_until(lambda: api.client.get("/readyz").status_code == 200, 60, "it is ready again")
+        assert api.place(order(next(numbers))).status_code == 201
 
 
 @pytest.mark.parametrize("away", ["redis", "temporal"])

@@ -54,6 +54,33 @@ def test_a_connection_that_is_lost_is_our_own_failure_and_the_next_write_works(
     place(postgres, 1)
 
 
+def test_a_server_that_is_made_read_only_takes_no_write_from_a_connection_that_has_read(
+    postgres: Database, postgres_admin: sa.Engine
+) -> None:
+    """As some providers do it when the disk is nearly full."""
+
+    def read_only() -> bool:
+        with postgres.read() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        with postgres.write() as connection:
+            return bool(connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on")
+
+    assert not read_only()
+    with postgres_admin.connect() as admin:
+        admin.exec_driver_sql("ALTER SYSTEM SET default_transaction_read_only = on")
+        admin.exec_driver_sql("SELECT pg_reload_conf()")
+        try:
+            wait_until(read_only, 60, "its write transactions are read-only too")
+            with pytest.raises(DBAPIError) as raised:
+                place(postgres, 1)
+            assert is_infrastructure_error(raised.value)
+        finally:
+            admin.exec_driver_sql("ALTER SYSTEM RESET default_transaction_read_only")
+            admin.exec_driver_sql("SELECT pg_reload_conf()")
+    wait_until(lambda: not read_only(), 60, "it takes writes again")
+    place(postgres, 1)
+
+
 def test_connections_that_were_cut_while_idle_are_replaced(postgres: Database) -> None:
     with postgres.write() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
