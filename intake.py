@@ -39,24 +39,27 @@ class Intake:
 
         Raises Conflict, IntakePaused, StoreBusy.
         """
-        answer = self.place_all([order])[0]
+        answer = self.place_all(lambda: [order])[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def place_all(self, orders: Sequence[Order]) -> list[PlacedOrder | Exception]:
+    def place_all(self, take: Callable[[], Sequence[Order]]) -> list[PlacedOrder | Exception]:
         """Several in one transaction, which costs one wait for the disk; each has its own answer, or what `place`
         would raise for it. Durable when it returns. Raises StoreBusy, and what else concerns them all.
+
+        `take` says which, once the transaction is open: who comes while it waits for the lock goes along.
         """
-        if not orders:
-            return []
+        orders: Sequence[Order] | None = None
         for place in (place_new_orders, place_orders):
             try:
                 with self._database.write() as connection:
-                    return [*place(connection, orders, now_ms())]
+                    orders = take() if orders is None else orders
+                    return [*place(connection, orders, now_ms())] if orders else []
             except Exception as error:
-                if is_infrastructure_error(error):
+                if orders is None or is_infrastructure_error(error):
                     raise
+        assert orders is not None
         # One of them is refused by the database itself, and nothing of the others is kept. One by one only that one
         # fails; in the order of their ids, so that two transactions cannot wait for each other's orders.
         with self._database.write() as connection:

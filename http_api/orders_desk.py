@@ -1,7 +1,7 @@
 """Where the API's database work runs, so that its event loop never blocks: orders one after the other, reads beside.
 
-Orders that come while a transaction commits go into the next one together: under load they share its wait for the disk,
-and one that comes alone waits for nobody.
+Orders that come while a transaction commits, or while the next one waits for the write lock, go into that one together:
+under load they share its wait for the disk, and one that comes alone waits for nobody.
 
 An order waits a bounded time for its turn and then is told that the database is busy: a queue that only grows would
 keep every caller waiting for an answer that comes too late.
@@ -10,9 +10,11 @@ keep every caller waiting for an answer that comes too late.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import TypeVar, cast
 
@@ -32,7 +34,7 @@ logger = logging.getLogger("saisei.api")
 T = TypeVar("T")
 
 _READERS = 8
-_ANSWER_WITHIN = 10.0  # seconds that a transaction gets beyond its wait for the lock
+_ANSWER_WITHIN = 10.0  # seconds beyond that wait, for a transaction that has begun
 _PREPARE_AGAIN = 1.0
 
 
@@ -41,11 +43,10 @@ _MOST_TOGETHER = 32  # orders of one transaction; it should last some 20 ms at m
 
 @dataclass(eq=False)
 class _Waiting:
-    """An order on its way into the database. `turn` fires unless its transaction begins in time."""
+    """An order on its way into the database."""
 
     order: Order
     answer: "asyncio.Future[PlacedOrder]"
-    turn: asyncio.TimerHandle
 
 
 class NotSetUp(StoreBusy):
@@ -57,14 +58,14 @@ class OrdersDesk:
     it does not answer yet; until then no order is taken."""
 
     def __init__(self, database: Database, intake: Intake, busy: float, set_up: Callable[[Connection], None]) -> None:
-        """`busy`: seconds that an order waits for its turn, and then again for the write lock."""
+        """`busy`: seconds that an order waits for its turn, the write lock included."""
         self._database = database
         self._intake = intake
         self._busy = busy
         self._set_up = set_up
         self._writers = ThreadPoolExecutor(database.writers, "saisei-intake")
         self._readers = ThreadPoolExecutor(_READERS, "saisei-read")
-        self._queue: list[_Waiting] = []
+        self._queue: deque[_Waiting] = deque()
         self._committing: set[asyncio.Task[None]] = set()
         # As many as there are threads, so that whoever has a turn starts at once and the wait can be bounded.
         self._reads = asyncio.Semaphore(_READERS)
@@ -77,20 +78,37 @@ class OrdersDesk:
         self._require_prepared()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[PlacedOrder] = loop.create_future()
-        mine = _Waiting(order, answer, loop.call_later(self._busy, self._no_turn, answer))
+        mine = _Waiting(order, answer)
+        limit = loop.call_later(self._busy, self._no_turn, mine)
         self._queue.append(mine)
         if len(self._committing) < self._database.writers:
             self._committing.add(loop.create_task(self._commit()))
         try:
             return await answer
         finally:
-            mine.turn.cancel()
-            if mine in self._queue:
-                self._queue.remove(mine)
+            limit.cancel()
+            self._left_queue(mine)
 
-    def _no_turn(self, answer: "asyncio.Future[PlacedOrder]") -> None:
-        if not answer.done():
-            answer.set_exception(StoreBusy(f"no turn at the database within {self._busy:g} s"))
+    def _no_turn(self, waiting: _Waiting) -> None:
+        if self._left_queue(waiting):
+            _tell([waiting], [StoreBusy(f"no turn at the database within {self._busy:g} s")])
+        else:
+            asyncio.get_running_loop().call_later(_ANSWER_WITHIN, _tell, [waiting], [OutcomeUnknown()])
+
+    def _left_queue(self, waiting: _Waiting) -> bool:
+        """Whether it stood in the queue until now; else a transaction has taken it, and it may be durable already."""
+        with contextlib.suppress(ValueError):
+            self._queue.remove(waiting)
+            return True
+        return False
+
+    def _take(self, group: list[_Waiting]) -> Sequence[Order]:
+        """Move those who wait longest into the group; their orders. A transaction's thread calls it: who is taken out
+        of the queue is in one place, since each call of a deque is one step for all threads."""
+        with contextlib.suppress(IndexError):
+            while len(group) < _MOST_TOGETHER:
+                group.append(self._queue.popleft())
+        return [each.order for each in group]
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """The result of `work` in one read-only snapshot. Raises StoreBusy."""
@@ -165,21 +183,16 @@ class OrdersDesk:
     async def _commit_groups(self) -> None:
         loop = asyncio.get_running_loop()
         while self._queue:
-            group, self._queue = self._queue[:_MOST_TOGETHER], self._queue[_MOST_TOGETHER:]
-            group = [each for each in group if not each.answer.done()]  # the others gave up this very moment
-            for each in group:
-                each.turn.cancel()
-            patience = loop.call_later(self._busy + _ANSWER_WITHIN, _tell, group, repeat(OutcomeUnknown()))
+            group: list[_Waiting] = []
             answers: Iterable[PlacedOrder | Exception]
             try:
-                answers = await loop.run_in_executor(
-                    self._writers, self._intake.place_all, [each.order for each in group]
-                )
+                answers = await loop.run_in_executor(self._writers, self._intake.place_all, partial(self._take, group))
                 self._failed = False
             except Exception as error:
+                if not group:  # it never began, and those who wait for the next one would only wait as long again
+                    self._take(group)
                 answers = repeat(error)
                 self._failed |= is_infrastructure_error(error) and not isinstance(error, StoreBusy)
-            patience.cancel()
             _tell(group, answers)
 
     async def _keep_preparing(self) -> None:

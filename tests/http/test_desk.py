@@ -35,12 +35,17 @@ class Slow(Intake):
         self.may.set()
         self.broken: Callable[[], Exception] | None = None
 
-    def place_all(self, orders: Sequence[Order]) -> list[PlacedOrder | Exception]:
-        self.groups.append([each.id for each in orders])
-        assert self.may.wait(60)
-        if self.broken is not None:
-            raise self.broken()
-        return super().place_all(orders)
+    def place_all(self, take: Callable[[], Sequence[Order]]) -> list[PlacedOrder | Exception]:
+        def slowly() -> Sequence[Order]:
+            orders = take()
+            if orders:
+                self.groups.append([each.id for each in orders])
+            assert self.may.wait(60)
+            if self.broken is not None:
+                raise self.broken()
+            return orders
+
+        return super().place_all(slowly)
 
 
 @asynccontextmanager
@@ -136,3 +141,27 @@ async def test_a_group_that_fails_as_a_whole_is_told_to_each_and_the_next_one_go
         intake.broken = None
         assert (await desk.place(order(1))).created
     assert rows(sqlite, "SELECT id FROM orders") == [("order-1",)]
+
+
+async def test_those_that_come_while_a_transaction_waits_for_the_lock_go_along(sqlite: Database) -> None:
+    async with desk_of(sqlite) as (desk, intake), asyncio.timeout(60):
+        with sqlite.write():
+            first = asyncio.create_task(desk.place(order(1)))
+            assert sqlite._lock is not None
+            await eventually(lambda: len(sqlite._lock._queue) == 2, 60, "its transaction waits")  # type: ignore[union-attr]
+            others = [asyncio.create_task(desk.place(order(number))) for number in (2, 3)]
+            await asyncio.sleep(0)
+        assert all(placed.created for placed in await asyncio.gather(first, *others))
+    assert intake.groups == [["order-1", "order-2", "order-3"]]
+
+
+async def test_a_lock_that_cannot_be_had_is_told_to_all_who_wait(
+    sqlite: Database, open_database: Callable[..., Database]
+) -> None:
+    hurried = open_database(str(sqlite.url), busy_timeout=0.1)
+    async with desk_of(hurried, busy=60) as (desk, _), asyncio.timeout(50):
+        with sqlite.write():
+            answers = await asyncio.gather(*(desk.place(order(n)) for n in (1, 2, 3)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreBusy] * 3
+        assert (await desk.place(order(4))).created
+    assert rows(sqlite, "SELECT id FROM orders") == [("order-4",)]

@@ -27,9 +27,9 @@ from tests.waiting import wait_until
 DYING = (
     "import os, signal, sys, intake\n"
     "place_all, left = intake.Intake.place_all, {groups}\n"
-    "def dying(self, orders):\n"
+    "def dying(self, take):\n"
     "    global left\n"
-    "    answers = place_all(self, orders)\n"
+    "    answers = place_all(self, take)\n"
     "    left -= 1\n"
     "    if left == 0:\n"
     "        os.kill(os.getpid(), signal.SIGKILL)\n"

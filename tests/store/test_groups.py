@@ -27,7 +27,7 @@ async def _nobody() -> None:
 
 
 def place_all(database: Database, *group: Order) -> list[PlacedOrder | Exception]:
-    return Intake(database, _nobody).place_all(group)
+    return Intake(database, _nobody).place_all(lambda: group)
 
 
 def recorded(database: Database) -> list[str]:
