@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from contracts.events import Event
-from store.dialect import built_once, pack, value_list
+from store.dialect import Rendered, pack, value_list
 from store.schema import outbox
 
 # The columns that an Event is made of, in its order.
@@ -26,10 +26,12 @@ EVENT = (
 )
 
 
-@built_once
 def _chosen(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
     return sa.select(*EVENT).join_from(chosen, outbox, outbox.c.position == chosen.c.value)
+
+
+_CHOSEN = Rendered(_chosen, "positions")
 
 
 class EventBatch(Sequence[Event]):
@@ -39,7 +41,7 @@ class EventBatch(Sequence[Event]):
     """
 
     def __init__(
-        self, connection: Connection, keys: Sequence[tuple[int, str]], loaded: dict[int, Event] | None = None
+        self, connection: Connection, keys: Sequence[Sequence[Any]], loaded: dict[int, Event] | None = None
     ) -> None:
         """`keys`: (position, aggregate id) of each event."""
         self._connection = connection
@@ -87,7 +89,7 @@ class EventBatch(Sequence[Event]):
         missing = [position for position in self.positions if position not in self._loaded]
         if not missing:
             return
-        rows = self._connection.execute(_chosen(self._connection), {"positions": pack(self._connection, missing)}).all()
+        rows = _CHOSEN.rows(self._connection, pack(self._connection, missing))
         self._loaded.update((row[0], Event(*row)) for row in rows)
 
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from contracts.errors import NotFound, Refused
-from store.dialect import insert, lock_intake
+from store.dialect import Rendered, insert, lock_intake
 from store.schema import INITIAL, OPEN, PAUSED, control, generations, metadata, rebuilds
 
 OPERATOR = "operator"
@@ -41,15 +41,15 @@ def initialize(connection: Connection, now: int) -> None:
 
 # As `Control` has them.
 COLUMNS = (control.c.intake, control.c.paused_by, control.c.active_generation, control.c.epoch, control.c.hot_until)
-_READ = sa.select(*COLUMNS)
+_READ = Rendered(lambda _: sa.select(*COLUMNS))
 
 
 def read_control(connection: Connection) -> Control:
     """The control row. Raises NotFound before `init`."""
-    row = connection.execute(_READ).one_or_none()
-    if row is None:
+    found = _READ.rows(connection)
+    if not found:
         raise not_set_up()
-    return Control(*row)
+    return Control(*found[0])
 
 
 def rewrite_control(connection: Connection) -> None:

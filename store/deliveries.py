@@ -15,7 +15,7 @@ from contracts.counts import counted
 from contracts.errors import NotFound
 from contracts.events import Event
 from store.batch import EVENT, EventBatch
-from store.dialect import MAX_ERROR, built_once, by_index, for_update, pack, storable, value_list
+from store.dialect import MAX_ERROR, Rendered, at_most, by_index, for_update, pack, storable, value_list
 from store.receivers import lock_receiver
 from store.schema import deliveries, outbox
 
@@ -65,8 +65,7 @@ def _unfinished_before(of: sa.FromClause) -> sa.Exists:
     )
 
 
-# Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
-_NEXT = by_index(
+_TAKEABLE = (
     sa.select(deliveries.c.position, deliveries.c.aggregate_id)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
@@ -74,16 +73,15 @@ _NEXT = by_index(
         ~_failing_before(deliveries),
     )
     .order_by(deliveries.c.position)
-    .limit(sa.bindparam("limit")),
-    deliveries,
-    "deliveries_pending",
 )
+# Left to itself SQLite walks the primary key, past all that the receiver has ever taken.
+_NEXT = Rendered(lambda _: by_index(at_most(_TAKEABLE, "limit"), deliveries, "deliveries_pending"), "receiver", "limit")
 
 
 def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    return EventBatch(connection, connection.execute(_NEXT, {"receiver": receiver, "limit": limit}).all())
+    return EventBatch(connection, _NEXT.rows(connection, receiver, limit))
 
 
 _PROBES = (
@@ -115,7 +113,6 @@ def first_next(connection: Connection, receiver: str) -> int | None:
     return batch.positions[0] if batch else None
 
 
-@built_once
 def _mark_done(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
     return (
@@ -123,10 +120,13 @@ def _mark_done(connection: Connection) -> Any:
         .where(
             deliveries.c.receiver == sa.bindparam("of"),
             deliveries.c.position.in_(sa.select(chosen.c.value)),
-            deliveries.c.status.in_([PENDING, RETRYING]),
+            sa.text("deliveries.status IN ('pending', 'retrying')"),
         )
-        .values(status=DONE, next_attempt_at=None, has_run=0)
+        .values(status=sa.literal_column("'done'"), next_attempt_at=sa.null(), has_run=sa.literal_column("0"))
     )
+
+
+_MARK_DONE = Rendered(_mark_done, "of", "positions")
 
 
 def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -> None:
@@ -134,9 +134,7 @@ def mark_done(connection: Connection, receiver: str, positions: Sequence[int]) -
 
     Raises RuntimeError when one was done already: its effect would be there twice, so the transaction must not commit.
     """
-    count = connection.execute(
-        _mark_done(connection), {"of": receiver, "positions": pack(connection, positions)}
-    ).rowcount
+    count = _MARK_DONE.count(connection, receiver, pack(connection, positions))
     if count != len(positions):
         raise RuntimeError(f"a twin took {counted(len(positions) - count, 'delivery', 'deliveries')} of {receiver}")
 

@@ -18,20 +18,6 @@ _INTAKE_LOCK = 0x5A15E1  # advisory lock: shared by intake, exclusive for a paus
 _AGGREGATE_LOCKS = 0x5A15E2  # advisory lock space: one key an aggregate
 
 
-def built_once(build: Callable[[Connection], Any]) -> Callable[[Connection], Any]:
-    """Keeps the statement that `build` makes, one for each of the two databases: making it takes longer than running
-    it. What changes from call to call must be a bound parameter."""
-    kept: dict[str, Any] = {}
-
-    def statement(connection: Connection) -> Any:
-        name = connection.dialect.name
-        if name not in kept:
-            kept[name] = build(connection)
-        return kept[name]
-
-    return statement
-
-
 class Rendered:
     """A statement that everyone waits for, rendered once for each of the two databases. SQLite's driver gets it
     directly: SQLAlchemy's way there and back takes several times as long as such a statement.
@@ -53,6 +39,15 @@ class Rendered:
         with _AsOurs(text):
             found: list[tuple[Any, ...]] = open_driver(connection).execute(text, parameters).fetchall()
             return found
+
+    def count(self, connection: Connection, *parameters: Any) -> int:
+        """How many rows it wrote; its parameters in the order of their names."""
+        text = self._text(connection)
+        if connection.dialect.name != "sqlite":
+            return connection.exec_driver_sql(text, parameters).rowcount
+        with _AsOurs(text):
+            written: int = open_driver(connection).execute(text, parameters).rowcount
+            return written
 
     def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Once for each of these rows of parameters."""
@@ -149,8 +144,8 @@ def for_update(
 def json_text(connection: Connection, column: Any, key: str) -> Any:
     """The text under `key` of a JSON object that is kept as text."""
     if connection.dialect.name == "sqlite":
-        return sa.func.json_extract(column, f"$.{key}")
-    return sa.cast(column, postgresql.JSONB).op("->>")(key)
+        return sa.func.json_extract(column, sa.literal_column(f"'$.{key}'"))
+    return sa.cast(column, postgresql.JSONB).op("->>")(sa.literal_column(f"'{key}'"))
 
 
 def json_integer(connection: Connection, column: Any, key: str) -> Any:
@@ -176,6 +171,11 @@ def join_lines(connection: Connection, line: Any) -> Any:
 def by_index(statement: sa.Select[*tuple[Any, ...]], table: Table, index: str) -> sa.Select[*tuple[Any, ...]]:
     """`statement` with `table` read through `index` where SQLite, which has no statistics, would choose worse."""
     return statement.with_hint(table, f"INDEXED BY {index}", "sqlite")
+
+
+def at_most(statement: sa.Select[*tuple[Any, ...]], name: str) -> sa.Select[*tuple[Any, ...]]:
+    """`statement` with a bound LIMIT, and no OFFSET bound beside it, as SQLAlchemy has it for SQLite."""
+    return statement.limit(sa.bindparam(name)).offset(sa.literal_column("0"))
 
 
 def lock_intake(connection: Connection, *, exclusive: bool) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from contracts.events import ORDER_PLACED, Event
 from store.batch import positions_of
 from store.control import read_control
-from store.dialect import built_once, for_update, insert, json_integer, json_text, pack, value_list
+from store.dialect import Rendered, for_update, insert, json_integer, json_text, pack, value_list
 from store.schema import billing_entries, generations, mail_messages, outbox, sales_applied, sales_totals
 
 
@@ -28,7 +28,6 @@ def _is_chosen(connection: Connection) -> sa.ColumnElement[bool]:
     return outbox.c.position.in_(sa.select(value_list(connection, "positions", int).c.value))
 
 
-@built_once
 def _billing_entries(connection: Connection) -> Any:
     return _insert_from_outbox(
         connection,
@@ -39,32 +38,38 @@ def _billing_entries(connection: Connection) -> Any:
     )
 
 
+_BILLING_ENTRIES = Rendered(_billing_entries, "positions")
+
+
 def write_billing_entries(connection: Connection, events: Sequence[Event]) -> None:
     """One entry an order, with its amount."""
     if events:
-        connection.execute(_billing_entries(connection), {"positions": pack(connection, positions_of(events))})
+        _BILLING_ENTRIES.count(connection, pack(connection, positions_of(events)))
 
 
-@built_once
 def _mail_messages(connection: Connection) -> Any:
     order_id = json_text(connection, outbox.c.payload, "order_id")
-    return _insert_from_outbox(
-        connection, mail_messages, order_id=order_id, subject=sa.literal("We received your order ") + order_id
-    )
+    subject = sa.literal_column("'We received your order '", sa.Text) + order_id
+    return _insert_from_outbox(connection, mail_messages, order_id=order_id, subject=subject)
+
+
+_MAIL_MESSAGES = Rendered(_mail_messages, "positions")
 
 
 def write_mail_messages(connection: Connection, events: Sequence[Event]) -> None:
     """One confirmation an order."""
     if events:
-        connection.execute(_mail_messages(connection), {"positions": pack(connection, positions_of(events))})
+        _MAIL_MESSAGES.count(connection, pack(connection, positions_of(events)))
 
 
-@built_once
 def _apply_chosen(connection: Connection) -> Any:
     generation = sa.bindparam("of", type_=sa.Text)
     return apply_from_outbox(connection, generation, _is_chosen(connection)).returning(
         sales_applied.c.currency, sales_applied.c.amount
     )
+
+
+_APPLY_CHOSEN = Rendered(_apply_chosen, "of", "positions")
 
 
 def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
@@ -75,9 +80,7 @@ def apply_sales(connection: Connection, events: Sequence[Event]) -> None:
     if not events:
         return
     generation = _lock_active_generation(connection)
-    fresh = connection.execute(
-        _apply_chosen(connection), {"of": generation, "positions": pack(connection, positions_of(events))}
-    ).all()
+    fresh = _APPLY_CHOSEN.rows(connection, generation, pack(connection, positions_of(events)))
     sums: dict[str, tuple[int, int]] = {}
     for currency, amount in fresh:
         count, total = sums.get(currency, (0, 0))
@@ -100,13 +103,12 @@ def apply_from_outbox(connection: Connection, generation: sa.ColumnElement[str],
                 outbox.c.position,
                 json_integer(connection, outbox.c.payload, "amount"),
                 json_text(connection, outbox.c.payload, "currency"),
-            ).where(which, outbox.c.event_type == ORDER_PLACED),
+            ).where(which, outbox.c.event_type == sa.literal_column(f"'{ORDER_PLACED}'")),
         )
         .on_conflict_do_nothing()
     )
 
 
-@built_once
 def _add(connection: Connection) -> Any:
     statement = insert(connection, sales_totals)
     return statement.on_conflict_do_update(
@@ -118,14 +120,14 @@ def _add(connection: Connection) -> Any:
     )
 
 
+_ADD = Rendered(_add, "generation", "currency", "orders", "amount")
+
+
 def add_to_totals(connection: Connection, generation: str, currency: str, orders: int, amount: int) -> None:
     """Count `orders` more, `amount` (minor units) in all, into a generation's totals."""
-    connection.execute(
-        _add(connection), {"generation": generation, "currency": currency, "orders": orders, "amount": amount}
-    )
+    _ADD.count(connection, generation, currency, orders, amount)
 
 
-@built_once
 def _locked_state(connection: Connection) -> Any:
     return for_update(
         connection,
@@ -134,12 +136,15 @@ def _locked_state(connection: Connection) -> Any:
     )
 
 
+_LOCKED_STATE = Rendered(_locked_state, "of")
+
+
 def _lock_active_generation(connection: Connection) -> str:
     """The active generation, which stays active until this transaction ends: a write that an activation overtook would
     be left in a retired one."""
     while True:
         generation = read_control(connection).active_generation
-        state = connection.execute(_locked_state(connection), {"of": generation}).scalar_one()
+        ((state,),) = _LOCKED_STATE.rows(connection, generation)
         if state == "ACTIVE":
             return generation
         # An activation committed between the two reads, or while we waited for the lock.

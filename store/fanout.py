@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from store.dialect import built_once, insert, pack, storable, value_list
+from store.dialect import Rendered, insert, pack, storable, value_list
 from store.schema import deliveries, invalid_entries, outbox, subscriptions
 
 _MAX_SHOWN = 600  # characters of at most 4 bytes: PostgreSQL indexes 2,704
@@ -38,7 +38,7 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     known: set[str] = set()
     positions: set[int] = set()
     tops: dict[str, int] = {}
-    for position, event_id, aggregate_id, seq, fanned_out_at in _recorded(connection, ids):
+    for position, event_id, aggregate_id, seq, fanned_out_at in _NAMED.rows(connection, pack(connection, ids)):
         known.add(event_id)
         if fanned_out_at is None:
             positions.add(position)
@@ -54,7 +54,6 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     return FannedOut(len(positions), duplicates, len(junk), tuple(known), registered)
 
 
-@built_once
 def _register(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
     return (
@@ -84,7 +83,6 @@ def _register(connection: Connection) -> Any:
     )
 
 
-@built_once
 def _mark_fanned_out(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
     return (
@@ -94,14 +92,16 @@ def _mark_fanned_out(connection: Connection) -> Any:
     )
 
 
+_REGISTER = Rendered(_register, "positions")
+_MARK_FANNED_OUT = Rendered(_mark_fanned_out, "now", "positions")
+
+
 def register_deliveries(connection: Connection, positions: Sequence[int], now: int) -> int:
     """One delivery a receiver that takes the type, for each of these events; then they count as fanned out. How many
     deliveries are new."""
     chosen = pack(connection, positions)
-    registered = connection.execute(
-        _register(connection), {"positions": chosen}, execution_options={"preserve_rowcount": True}
-    ).rowcount
-    connection.execute(_mark_fanned_out(connection), {"positions": chosen, "now": now})
+    registered = _REGISTER.count(connection, chosen)
+    _MARK_FANNED_OUT.count(connection, now, chosen)
     return registered
 
 
@@ -121,7 +121,6 @@ def _decode(entries: Sequence[bytes]) -> tuple[list[str], list[tuple[str, str]]]
     return list(ids), list(junk.items())
 
 
-@built_once
 def _named(connection: Connection) -> Any:
     wanted = value_list(connection, "ids", str)
     return sa.select(
@@ -133,8 +132,7 @@ def _named(connection: Connection) -> Any:
     ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value)
 
 
-def _recorded(connection: Connection, ids: Sequence[str]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
-    return connection.execute(_named(connection), {"ids": pack(connection, ids)}).all()
+_NAMED = Rendered(_named, "ids")
 
 
 def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:

@@ -14,7 +14,7 @@ from contracts.errors import Conflict, NotFound
 from contracts.events import Event, payload_text
 from contracts.identifiers import order_placed_id
 from store.batch import EVENT
-from store.dialect import Rendered, built_once, insert, lock_aggregates, pack, value_list
+from store.dialect import Rendered, at_most, insert, lock_aggregates, pack, value_list
 from store.schema import PENDING, PUBLISHED, outbox
 
 # What waits for the relay and what is in Redis, each as its partial index has it.
@@ -94,18 +94,21 @@ def _recorded(connection: Connection, event_id: str, aggregate_id: str, event_ty
     return event
 
 
-_PENDING = (
-    sa.select(outbox.c.position, outbox.c.event_id)
-    .where(outbox.c.status == sa.literal_column(f"'{PENDING}'"))
-    .order_by(outbox.c.position)
-    .limit(sa.bindparam("limit"))
+_PENDING = Rendered(
+    lambda _: at_most(
+        sa.select(outbox.c.position, outbox.c.event_id)
+        .where(outbox.c.status == sa.literal_column(f"'{PENDING}'"))
+        .order_by(outbox.c.position),
+        "limit",
+    ),
+    "limit",
 )
 
 
-def pending_events(connection: Connection, limit: int) -> list[tuple[int, str]]:
+def pending_events(connection: Connection, limit: int) -> Sequence[Sequence[Any]]:
     """(position, event id) of events that wait for the relay, in position order, which is `seq` order within an
     aggregate. At most `limit`."""
-    return [(row[0], row[1]) for row in connection.execute(_PENDING, {"limit": limit}).all()]
+    return _PENDING.rows(connection, limit)
 
 
 def first_pending(connection: Connection) -> int | None:
@@ -114,7 +117,6 @@ def first_pending(connection: Connection) -> int | None:
     return pending[0][0] if pending else None
 
 
-@built_once
 def _mark_published(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
     now = sa.bindparam("now", type_=sa.BigInteger)
@@ -122,16 +124,19 @@ def _mark_published(connection: Connection) -> Any:
         sa.update(outbox)
         .where(outbox.c.position.in_(sa.select(chosen.c.value)))
         .values(
-            status=PUBLISHED,
+            status=sa.literal_column(f"'{PUBLISHED}'"),
             published_at=now,
             first_published_at=sa.func.coalesce(outbox.c.first_published_at, now),
         )
     )
 
 
+_MARK_PUBLISHED = Rendered(_mark_published, "now", "now", "positions")
+
+
 def mark_published(connection: Connection, positions: Sequence[int], now: int) -> None:
     """These were pushed at `now` (UTC ms). Marks exactly what was pushed: what was inserted meanwhile stays."""
-    connection.execute(_mark_published(connection), {"positions": pack(connection, positions), "now": now})
+    _MARK_PUBLISHED.count(connection, now, now, pack(connection, positions))
 
 
 def lost_events(connection: Connection, *, before: int, head: str | None, limit: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from store.dialect import built_once, for_update, insert
+from store.dialect import Rendered, for_update, insert
 from store.schema import outbox, receiver_ends, receivers, subscriptions
 
 
@@ -81,23 +81,22 @@ class Hold:
 _HOLD = sa.select(receivers.c.held_since, receivers.c.reason).where(receivers.c.receiver == sa.bindparam("receiver"))
 
 
-@built_once
-def _locked_hold(connection: Connection) -> Any:
-    return for_update(connection, _HOLD)
+_GET_HOLD = Rendered(lambda _: _HOLD, "receiver")
+_LOCK = Rendered(lambda connection: for_update(connection, _HOLD), "receiver")
 
 
 def lock_receiver(connection: Connection, receiver: str) -> Hold | None:
     """Keep twins of one receiver apart until this transaction ends; the receiver's hold, or None while it is up."""
-    return _as_hold(connection.execute(_locked_hold(connection), {"receiver": receiver}).one_or_none())
+    return _as_hold(_LOCK.rows(connection, receiver))
 
 
 def get_hold(connection: Connection, receiver: str) -> Hold | None:
     """The receiver's hold, or None while it is up."""
-    return _as_hold(connection.execute(_HOLD, {"receiver": receiver}).one_or_none())
+    return _as_hold(_GET_HOLD.rows(connection, receiver))
 
 
-def _as_hold(row: Sequence[Any] | None) -> Hold | None:
-    return None if row is None or row[0] is None else Hold(row[0], row[1] or "")
+def _as_hold(found: Sequence[Sequence[Any]]) -> Hold | None:
+    return Hold(found[0][0], found[0][1] or "") if found and found[0][0] is not None else None
 
 
 def hold_receiver(connection: Connection, receiver: str, reason: str, now: int) -> Hold:
