@@ -81,7 +81,7 @@ _NEXT = Rendered(lambda _: by_index(at_most(_TAKEABLE, "limit"), deliveries, "de
 def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    return EventBatch(connection, _NEXT.rows(connection, receiver, limit))
+    return EventBatch(connection, _NEXT.many(connection, receiver, limit))
 
 
 _PROBES = (

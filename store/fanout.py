@@ -38,7 +38,7 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     known: set[str] = set()
     positions: set[int] = set()
     tops: dict[str, int] = {}
-    for position, event_id, aggregate_id, seq, fanned_out_at in _NAMED.rows(connection, pack(connection, ids)):
+    for position, event_id, aggregate_id, seq, fanned_out_at in _NAMED.many(connection, pack(connection, ids)):
         known.add(event_id)
         if fanned_out_at is None:
             positions.add(position)

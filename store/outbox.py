@@ -108,7 +108,7 @@ _PENDING = Rendered(
 def pending_events(connection: Connection, limit: int) -> Sequence[Sequence[Any]]:
     """(position, event id) of events that wait for the relay, in position order, which is `seq` order within an
     aggregate. At most `limit`."""
-    return _PENDING.rows(connection, limit)
+    return _PENDING.many(connection, limit)
 
 
 def first_pending(connection: Connection) -> int | None:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from contracts.errors import TransactionLost
-from store.dialect import Rendered, is_foreign_outage, is_infrastructure_error, pack, value_list
+from store.dialect import Rendered, at_most, is_foreign_outage, is_infrastructure_error, pack, value_list
 from store.engine import Database
 from store.schema import orders
 from tests.store.scenes import rows
@@ -41,6 +41,47 @@ def test_rows_are_written_and_found_on_both_databases(database: Database) -> Non
         found = FIND.rows(connection, pack(connection, ["b", "注文", "a", "c", "none"]), 10**12 + 1)
         assert [tuple(row) for row in found] == [("a", 1), ("b", 7), ("注文", 10**12)]
         assert [*FIND.rows(connection, pack(connection, ["注文"]), 10**12)] == []
+
+
+AS_PLACED = Rendered(
+    lambda _: at_most(
+        sa.select(orders.c.id, orders.c.sku, sa.func.nullif(orders.c.amount, sa.literal_column("7")).label("amount"))
+        .where(orders.c.qty == sa.bindparam("of"))
+        .order_by(orders.c.amount.desc()),
+        "limit",
+    ),
+    "of",
+    "limit",
+)
+
+
+def test_many_rows_are_those_that_a_few_are_in_the_same_order(database: Database) -> None:
+    odd = ['"', "注文\n\\", "😀'", "50%", "\x7f\u2028"]
+    with database.write() as connection:
+        INSERT.each(connection, [order(f"o-{number}", number, odd[number % 5]) for number in range(1, 2500)])
+    with database.read() as connection:
+        for limit in (1, 2, 2000, 9999):
+            many = [tuple(row) for row in AS_PLACED.many(connection, 1, limit)]
+            assert many == [tuple(row) for row in AS_PLACED.rows(connection, 1, limit)]
+            assert many[0] == ("o-2499", odd[4], 2499)
+            assert len(many) == min(limit, 2499)
+        assert many[-7][2] is None
+        assert list(AS_PLACED.many(connection, 2, 5)) == []
+
+
+def test_counts_what_it_wrote(database: Database) -> None:
+    double = Rendered(
+        lambda _: (
+            sa.update(orders)
+            .where(orders.c.amount > sa.bindparam("least"))
+            .values(amount=orders.c.amount * sa.literal_column("2"))
+        ),
+        "least",
+    )
+    with database.write() as connection:
+        INSERT.each(connection, [order("a", 1), order("b", 2), order("c", 3)])
+        assert [double.count(connection, 1), double.count(connection, 100)] == [2, 0]
+    assert rows(database, "SELECT amount FROM orders ORDER BY id") == [(1,), (4,), (6,)]
 
 
 def test_what_the_database_refuses_is_the_statement_s_error_and_keeps_nothing(database: Database) -> None:
