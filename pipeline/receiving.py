@@ -204,7 +204,7 @@ class ReceiverStage:
 
     def _answer_for(self, connection: Connection, ended: TransactionEnded) -> _Taking:
         taking = _Taking(time.monotonic(), hold=lock_receiver(connection, self._receiver.name))
-        (event,) = EventBatch(connection, [(ended.positions[0], "")])
+        (event,) = EventBatch(connection, ended.positions[:1])
         if load_delivery(connection, self._receiver.name, event.event_id).status == PENDING:
             self._fail(connection, event, ended, taking)
             taking.runs = self._claim(connection)
@@ -217,7 +217,7 @@ class ReceiverStage:
         for event in accused:
             delivery = load_delivery(connection, self._receiver.name, event.event_id)
             if delivery.status == PENDING and waits_behind(connection, self._receiver.name, event) is None:
-                alone = EventBatch(connection, [(event.position, event.aggregate_id)])
+                alone = EventBatch(connection, [event.position])
                 self._take_events(connection, alone, taking)
                 self._absolve_receiver(connection, taking)
 

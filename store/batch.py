@@ -1,11 +1,10 @@
-"""A batch of events of which only the keys are read: what they hold is loaded when somebody asks for it.
+"""A batch of events of which only the positions are read: what they hold is loaded when somebody asks for it.
 
 A receiver whose effect is one statement over the outbox needs positions and nothing else, and reading and parsing the
 payloads cost more than the rest of its work.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
 from typing import Any, overload
 
 import sqlalchemy as sa
@@ -41,30 +40,26 @@ class EventBatch(Sequence[Event]):
     """
 
     def __init__(
-        self, connection: Connection, keys: Sequence[Sequence[Any]], loaded: dict[int, Event] | None = None
+        self, connection: Connection, positions: Sequence[int], loaded: dict[int, Event] | None = None
     ) -> None:
-        """`keys`: (position, aggregate id) of each event."""
+        """`positions`: of the events, in order."""
         self._connection = connection
-        self._keys = keys
+        self.positions = positions
         self._loaded = {} if loaded is None else loaded
         # Index of the event that an iteration stands at, None before the first and after the last one: where whoever
         # goes through the events stopped.
         self.stands_at: int | None = None
 
-    @cached_property
-    def positions(self) -> list[int]:
-        """Of the events, in order."""
-        return [key[0] for key in self._keys]
-
     def without(self, aggregate_ids: Collection[str]) -> "EventBatch":
         """The events of other aggregates than these."""
         if not aggregate_ids:
             return self
-        kept = [key for key in self._keys if key[1] not in aggregate_ids]
+        self._load()
+        kept = [position for position in self.positions if self._loaded[position].aggregate_id not in aggregate_ids]
         return EventBatch(self._connection, kept, self._loaded)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.positions)
 
     def __iter__(self) -> Iterator[Event]:
         self._load()
@@ -81,7 +76,7 @@ class EventBatch(Sequence[Event]):
 
     def __getitem__(self, index: int | slice) -> "Event | EventBatch":
         if isinstance(index, slice):
-            return EventBatch(self._connection, self._keys[index], self._loaded)
+            return EventBatch(self._connection, self.positions[index], self._loaded)
         self._load()
         return self._loaded[self.positions[index]]
 
@@ -93,6 +88,6 @@ class EventBatch(Sequence[Event]):
         self._loaded.update((row[0], Event(*row)) for row in rows)
 
 
-def positions_of(events: Sequence[Event]) -> list[int]:
+def positions_of(events: Sequence[Event]) -> Sequence[int]:
     """The positions of events, without loading a batch."""
     return events.positions if isinstance(events, EventBatch) else [event.position for event in events]

@@ -66,7 +66,7 @@ def _unfinished_before(of: sa.FromClause) -> sa.Exists:
 
 
 _TAKEABLE = (
-    sa.select(deliveries.c.position, deliveries.c.aggregate_id)
+    sa.select(deliveries.c.position)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
@@ -81,11 +81,11 @@ _NEXT = Rendered(lambda _: by_index(at_most(_TAKEABLE, "limit"), deliveries, "de
 def next_batch(connection: Connection, receiver: str, limit: int) -> EventBatch:
     """Pending events that the receiver may take now, in order: of each aggregate only what has nothing `retrying` or
     `dead` before it. Take `lock_receiver` first."""
-    return EventBatch(connection, _NEXT.many(connection, receiver, limit))
+    return EventBatch(connection, [row[0] for row in _NEXT.many(connection, receiver, limit)])
 
 
 _PROBES = (
-    sa.select(deliveries.c.position, deliveries.c.aggregate_id)
+    sa.select(deliveries.c.position)
     .where(
         deliveries.c.receiver == sa.bindparam("receiver"),
         sa.text("deliveries.status = 'pending'"),
@@ -101,9 +101,9 @@ def next_probe(connection: Connection, receiver: str, after: int) -> EventBatch:
     """The next event at a position above `after` that is the first unfinished one of its aggregate, from the beginning
     again after the last; empty when nothing may be taken."""
     for start in (after, 0) if after else (0,):
-        row = connection.execute(_PROBES, {"receiver": receiver, "after": start}).first()
-        if row is not None:
-            return EventBatch(connection, [(row[0], row[1])])
+        position = connection.execute(_PROBES, {"receiver": receiver, "after": start}).scalar_one_or_none()
+        if position is not None:
+            return EventBatch(connection, [position])
     return EventBatch(connection, [])
 
 
