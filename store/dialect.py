@@ -57,7 +57,8 @@ class Rendered:
         """How many rows it wrote; its parameters in the order of their names."""
         text = self._text(connection)
         if connection.dialect.name != "sqlite":
-            return connection.exec_driver_sql(text, parameters).rowcount
+            kept = connection.execution_options(preserve_rowcount=True)  # an INSERT's is not kept else
+            return kept.exec_driver_sql(text, parameters).rowcount
         with _AsOurs(text):
             written: int = open_driver(connection).execute(text, parameters).rowcount
             return written

@@ -37,17 +37,22 @@ def fan_out(connection: Connection, entries: Sequence[bytes], now: int) -> Fanne
     ids, junk = _decode(entries)
     known: set[str] = set()
     positions: set[int] = set()
-    tops: dict[str, int] = {}
+    begun: set[str] = set()
+    later: dict[str, set[int]] = {}
     for position, event_id, aggregate_id, seq, fanned_out_at in _NAMED.many(connection, pack(connection, ids)):
         known.add(event_id)
         if fanned_out_at is None:
             positions.add(position)
-            if seq > 1:
-                tops[aggregate_id] = max(seq, tops.get(aggregate_id, 0))
+            if seq == 1:
+                begun.add(aggregate_id)
+            else:
+                later.setdefault(aggregate_id, set()).add(seq)
     junk += [(event_id, "is no event in the outbox") for event_id in ids if event_id not in known]
     duplicates = len(entries) - len(positions) - len(junk)
-    for aggregate_id, top in sorted(tops.items()):
-        positions.update(_earlier_unregistered(connection, aggregate_id, top))
+    for aggregate_id, seqs in sorted(later.items()):
+        top = max(seqs)
+        if len(seqs) + (aggregate_id in begun) < top:  # else all of them are here, down to the first
+            positions.update(row[0] for row in _EARLIER.rows(connection, aggregate_id, top, aggregate_id, top))
     registered = register_deliveries(connection, sorted(positions), now) if positions else 0
     if junk:
         _record_invalid(connection, junk, now)
@@ -132,31 +137,24 @@ def _named(connection: Connection) -> Any:
     ).join_from(wanted, outbox, outbox.c.event_id == wanted.c.value)
 
 
-_NAMED = Rendered(_named, "ids")
-
-
-def _earlier_unregistered(connection: Connection, aggregate_id: str, top: int) -> list[int]:
+def _earlier_unregistered(_: Connection) -> Any:
     """Events of the aggregate below `top`, down to the last one that was fanned out."""
+    aggregate_id = sa.bindparam("aggregate_id", type_=sa.Text)
+    top = sa.bindparam("top", type_=sa.Integer)
     last_done = (
-        sa.select(outbox.c.seq)
-        .where(
-            outbox.c.aggregate_id == aggregate_id,
-            outbox.c.seq < top,
-            outbox.c.fanned_out_at.is_not(None),
-        )
-        .order_by(outbox.c.seq.desc())
-        .limit(1)
+        sa.select(sa.func.max(outbox.c.seq))
+        .where(outbox.c.aggregate_id == aggregate_id, outbox.c.seq < top, outbox.c.fanned_out_at.is_not(None))
         .scalar_subquery()
     )
-    return list(
-        connection.execute(
-            sa.select(outbox.c.position).where(
-                outbox.c.aggregate_id == aggregate_id,
-                outbox.c.seq < top,
-                outbox.c.seq > sa.func.coalesce(last_done, 0),
-            )
-        ).scalars()
+    return sa.select(outbox.c.position).where(
+        outbox.c.aggregate_id == aggregate_id,
+        outbox.c.seq < top,
+        outbox.c.seq > sa.func.coalesce(last_done, sa.literal_column("0")),
     )
+
+
+_NAMED = Rendered(_named, "ids")
+_EARLIER = Rendered(_earlier_unregistered, "aggregate_id", "top", "aggregate_id", "top")
 
 
 def _record_invalid(connection: Connection, junk: Sequence[tuple[str, str]], now: int) -> None:

@@ -1,12 +1,14 @@
 """Fan-out: one delivery a receiver, no gap within an aggregate, and nothing in the list can stop it."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from store import fanout
 from store.engine import Database
 from store.fanout import FannedOut, fan_out
 from store.outbox import publish_again
@@ -56,6 +58,26 @@ def test_an_entry_out_of_order_brings_the_earlier_events_of_its_aggregate_with_i
     assert [event for _, event in rows(database, DELIVERED)] == ["a-1", "a-2", "a-3", "a-4"]
     assert _fan_out(database, b"a-2", b"a-5", b"b-2") == FannedOut(events=3, duplicates=1, invalid=0)
     assert [event for _, event in rows(database, DELIVERED)] == [f"a-{n}" for n in range(1, 6)] + ["b-1", "b-2"]
+
+
+def test_earlier_events_are_looked_for_only_where_the_batch_lacks_some(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two events of a job come together, and a question for each job kept the writer longer than all the rest."""
+    register(sqlite, "one")
+    for aggregate in "abc":
+        append(sqlite, aggregate, 1, 2, 3)
+    asked: list[object] = []
+
+    def rows_of(connection: sa.Connection, *parameters: object) -> Sequence[Sequence[object]]:
+        asked.append(parameters[0])
+        return earlier(connection, *parameters)
+
+    earlier = fanout._EARLIER.rows
+    monkeypatch.setattr(fanout._EARLIER, "rows", rows_of)
+    assert _fan_out(sqlite, b"a-2", b"a-1", b"b-2", b"b-3", b"c-1").events == 6
+    assert asked == ["b"]
+    assert [event for _, event in rows(sqlite, DELIVERED)] == ["a-1", "a-2", "b-1", "b-2", "b-3", "c-1"]
 
 
 def test_a_delivery_that_is_there_keeps_its_state(database: Database) -> None:
