@@ -19,6 +19,9 @@ from store.control import clear_lease, hold_lease, read_control
 from store.outbox import ANY_PENDING, mark_published, pending_events
 from store.receivers import Hold
 
+# Nobody waits for the mark: it joins the transaction of the fan-out, which has just been told.
+_PATIENCE = 0.005
+
 
 class RelayStage:
     """Drains the outbox and holds the pipeline's lease while it does."""
@@ -77,7 +80,9 @@ class RelayStage:
             return 0
         await self._writer.call(lambda: self._events.push([event_id for _, event_id in batch]))
         self._hub.notify([FAN_OUT_ID])
-        await self._writer.write(lambda connection: self._mark(connection, [position for position, _ in batch]))
+        await self._writer.write(
+            lambda connection: self._mark(connection, [position for position, _ in batch]), patience=_PATIENCE
+        )
         return len(batch)
 
     async def may_rest(self, idle: float) -> bool:

@@ -74,24 +74,30 @@ class Writer:
         self._writers = ThreadPoolExecutor(database.writers, thread_name_prefix="saisei-writer")
         self._others = ThreadPoolExecutor(16, thread_name_prefix="saisei-io")
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], *, patience: float = 0.0) -> T:
         """The result of `work` once what it wrote is committed, or what it raised, and then nothing of it is kept.
 
-        It may share the transaction with others, who see it and are not harmed by it. If the caller is cancelled, work
-        that has begun still ends by itself.
+        It may share the transaction with others, who see it and are not harmed by it. For `patience` seconds it waits
+        for others to come, where transactions are shared. If the caller is cancelled, work that has begun still ends by
+        itself.
         """
-        return (await self.timed_write(work))[0]
+        return (await self.timed_write(work, patience=patience))[0]
 
-    async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:
+    async def timed_write(self, work: Callable[[Connection], T], *, patience: float = 0.0) -> tuple[T, float]:
         """`write`, and for how many seconds it kept others from writing: its own time and that of the commit."""
         piece = _Piece(work)
         self._waiting.append(piece)
+        answer = asyncio.wrap_future(piece.answer)
         try:
-            self._writers.submit(self._write_waiting)
-        except RuntimeError:  # closed: who is told so must not find it done by a thread that still runs
+            if patience and self._joinable:
+                await asyncio.wait([answer], timeout=patience)
+            if not answer.done():
+                self._writers.submit(self._write_waiting)
+        except BaseException:  # closed, or cancelled: who is told so must not find it done by a thread that still runs
             piece.answer.cancel()
+            answer.cancel()
             raise
-        return await asyncio.wrap_future(piece.answer)
+        return await answer
 
     def _write_waiting(self) -> None:
         """One transaction for the pieces that wait or come while it is young; others are left to the next one."""

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
+import pipeline.relay
 import pipeline.stage
 from contracts.events import ORDER_PLACED
 from contracts.messages import DrainReport
@@ -26,6 +27,7 @@ from store.control import read_control
 from store.engine import Database
 from store.orders import place_order
 from store.receivers import Hold
+from store.status import outbox_status
 from tests.activities.stages import Scripted, Stages, stages
 from tests.store.scenes import append, order, place
 from tests.waiting import eventually
@@ -41,6 +43,23 @@ def scene(sqlite: Database, redis_url: str) -> Iterator[Stages]:
 
 def never() -> bool:
     return False
+
+
+async def test_the_relays_mark_and_the_fan_out_share_a_commit(
+    scene: Stages, sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline.relay, "_PATIENCE", 60.0)  # also on a machine that is busy
+    monkeypatch.setattr(scene.writer, "_joinable", 60.0)
+    place(sqlite, 1)
+    threads: list[str] = []
+    event.listen(sqlite.engine, "commit", lambda connection: threads.append(threading.current_thread().name))
+    relay = asyncio.create_task(scene.relay.step())
+    assert await scene.hub.wait(FAN_OUT_ID, 60)
+    assert await scene.fan_out.step() == 1
+    assert await relay == 1
+    assert sum(name.startswith("saisei-writer") for name in threads) == 1
+    with sqlite.read() as connection:
+        assert outbox_status(connection).fanned_out == 1
 
 
 async def test_a_drain_ends_after_it_was_idle() -> None:

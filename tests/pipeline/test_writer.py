@@ -269,3 +269,52 @@ async def test_a_closed_writer_has_ended_what_waited_and_takes_nothing_more(data
     with pytest.raises(RuntimeError):
         await writer.write(note("d"))
     assert notes(database) == ["a", "b", "c"]
+
+
+@shared
+async def test_a_patient_piece_joins_the_transaction_of_the_next_that_comes(
+    database: Database, writer: Writer, commits: list[int]
+) -> None:
+    writer._joinable = 60  # also on a machine that is busy
+    before = len(commits)
+    patient = asyncio.create_task(writer.write(note("a"), patience=60))
+    await asyncio.sleep(0)
+    assert not patient.done()
+    assert await writer.write(note("b")) == "b"
+    assert await patient == "a"
+    assert len(commits) - before == 1
+
+
+async def test_a_patient_piece_to_which_nobody_comes_goes_alone(database: Database, writer: Writer) -> None:
+    assert await writer.write(note("a"), patience=0.01) == "a"
+    assert notes(database) == ["a"]
+
+
+async def test_where_no_transaction_is_shared_nobody_is_patient(postgres: Database) -> None:
+    writer = Writer(postgres)
+    try:
+        async with asyncio.timeout(60):
+            await writer.write(lambda connection: None, patience=3600)
+    finally:
+        writer.close()
+
+
+@shared
+async def test_a_patient_piece_that_nobody_waits_for_any_more_is_dropped(database: Database, writer: Writer) -> None:
+    patient = asyncio.create_task(writer.write(note("a"), patience=60))
+    await asyncio.sleep(0)
+    patient.cancel()
+    await asyncio.wait([patient])
+    assert patient.cancelled()
+    assert await writer.write(note("b")) == "b"
+    assert notes(database) == ["b"]
+
+
+@shared
+async def test_a_writer_that_is_closed_meanwhile_takes_no_patient_piece(database: Database, writer: Writer) -> None:
+    patient = asyncio.create_task(writer.write(note("a"), patience=0.05))
+    await asyncio.sleep(0)
+    writer.close()
+    with pytest.raises(RuntimeError):
+        await patient
+    assert notes(database) == []

@@ -41,19 +41,19 @@ class DyingWriter(Writer):
         self._left = death.write if death else 0
         self._committed = bool(death and death.committed)
 
-    async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:
+    async def timed_write(self, work: Callable[[Connection], T], *, patience: float = 0.0) -> tuple[T, float]:
         self._left -= 1
         if self._left:
-            return await super().timed_write(work)
+            return await super().timed_write(work, patience=patience)
         if self._committed:
-            await super().timed_write(work)
+            await super().timed_write(work, patience=patience)
             raise Died
 
         def unfinished(connection: Connection) -> T:
             work(connection)
             raise Died
 
-        return await super().timed_write(unfinished)
+        return await super().timed_write(unfinished, patience=patience)
 
 
 class DyingList(EventList):

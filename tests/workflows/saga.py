@@ -70,8 +70,9 @@ class GatedWriter(Writer):
         self.go = asyncio.Event()
         self.passed: list[str] = []  # the names of what was committed, in their order
 
-    async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:  # `write` comes by here too
-        result: tuple[T, float] = await self._pass(work, super().timed_write)
+    # `write` comes by here too.
+    async def timed_write(self, work: Callable[[Connection], T], *, patience: float = 0.0) -> tuple[T, float]:
+        result: tuple[T, float] = await self._pass(work, partial(super().timed_write, patience=patience))
         return result
 
     async def read(self, work: Callable[[Connection], T]) -> T:

@@ -43,8 +43,9 @@ class DyingWriter(Writer):
         super().__init__(database)
         self._last = (step, when)
 
-    async def timed_write(self, work: Callable[[Connection], T]) -> tuple[T, float]:  # `write` comes by here too
-        result = await super().timed_write(self._deadly(work))
+    # `write` comes by here too.
+    async def timed_write(self, work: Callable[[Connection], T], *, patience: float = 0.0) -> tuple[T, float]:
+        result = await super().timed_write(self._deadly(work), patience=patience)
         self._die_at(work, AFTER)
         return result
 
