@@ -14,6 +14,8 @@ from embedded import TemporalServer, ValkeyServer
 from runs.search_attributes import register_search_attributes
 
 _numbers = count(1)
+# Each test has a namespace of its own, and would wait up to 2 s until runs may have our search attributes there.
+_KNOWN_AT_ONCE = {"system.forceSearchAttributesCacheRefreshOnRead": True}
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tempor
     server = TemporalServer(
         tmp_path_factory.mktemp("temporal"),
         headless=True,
-        dynamic_config={"frontend.WorkflowTimeSkippingEnabled": True},
+        dynamic_config={"frontend.WorkflowTimeSkippingEnabled": True, **_KNOWN_AT_ONCE},
     )
     server.start()
     server.wait_ready(60)
@@ -41,7 +43,7 @@ def short_history_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     server = TemporalServer(
         tmp_path_factory.mktemp("temporal-short"),
         headless=True,
-        dynamic_config={"limit.historyCount.suggestContinueAsNew": 40},
+        dynamic_config={"limit.historyCount.suggestContinueAsNew": 40, **_KNOWN_AT_ONCE},
     )
     server.start()
     server.wait_ready(60)
@@ -68,14 +70,18 @@ def redis_url(valkey_server: ValkeyServer) -> str:
 
 async def fresh_namespace(server: TemporalServer) -> Client:
     """A client of a namespace where nothing runs and nobody polls; it knows our search attributes."""
-    name = f"test-{next(_numbers)}"
+    client = await register_namespace(server, f"test-{next(_numbers)}")
+    await register_search_attributes(client)
+    return client
+
+
+async def register_namespace(server: TemporalServer, name: str) -> Client:
+    """A client of a new namespace."""
     client = await Client.connect(server.address)
     await client.workflow_service.register_namespace(
         RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=Duration(seconds=86_400))
     )
-    client = await Client.connect(server.address, namespace=name)
-    await register_search_attributes(client)
-    return client
+    return await Client.connect(server.address, namespace=name)
 
 
 @pytest.fixture
