@@ -29,7 +29,6 @@ from activities.rebuilding import RebuildActivities
 from activities.redriving import RedriveActivities
 from config import Settings, end, no_arguments, unknown_settings
 from contracts.errors import Unreachable, WrongSettings
-from contracts.messages import DeliveryInput
 from contracts.names import DRAIN_TASK_QUEUE, TASK_QUEUE, receiver_id, receiver_of
 from failures import FAILURES, sentence
 from pipeline import event_list
@@ -50,7 +49,7 @@ from runs.connect import connect
 from runs.profile import configured_address
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
-from store.clock import now_ms, seconds_until
+from store.clock import now_ms
 from store.control import initialize
 from store.engine import Database
 from store.receiver_ends import read_end
@@ -164,25 +163,20 @@ class SaiseiWorker:
         self.hub = Hub()
         self.runs = Runs(client, drained, settings.timings)
         retry = RetryPolicy(settings.attempts, settings.backoff)
-        grace = settings.heartbeat
-        receiver_stages = {
-            name: ReceiverStage(
-                self.receivers[name], self.writer, retry=retry, start_run=self._start_run, run_grace=grace
-            )
-            for name in drained
-        }
-        self.look = Look(self.writer, self.events, self.hub, self.runs, drained, settings.lost_after, run_grace=grace)
+        self.look = Look(
+            self.writer, self.events, self.hub, self.runs, drained, settings.lost_after, run_grace=settings.heartbeat
+        )
         stages: tuple[Stage, ...] = (
             RelayStage(
                 self.writer, self.events, self.hub, lease=settings.lease, after_rest=lambda: self._ahead.after_rest()
             ),
             FanOutStage(self.writer, self.events, self.hub, [receiver_id(name) for name in drained]),
-            *receiver_stages.values(),
+            *(ReceiverStage(self.receivers[name], self.writer, retry=retry) for name in drained),
         )
 
         async def settled(receiver: str) -> None:
-            if receiver in receiver_stages:
-                await receiver_stages[receiver].start_runs()
+            if receiver in drained:
+                await self.look.start_due(receiver)
             if self.hub.is_draining(receiver_id(receiver)):
                 return
             # What waited behind it may go on; a receiver that was ended meanwhile would be started again.
@@ -191,7 +185,7 @@ class SaiseiWorker:
 
         async def wake_receivers(names: Sequence[str]) -> None:
             # Signalled also while it drains: a drain that is about to rest may have looked already.
-            awake = [receiver_id(name) for name in names if name in receiver_stages]
+            awake = [receiver_id(name) for name in names if name in drained]
             self.hub.notify(awake)
             if awake:
                 await self.runs.wake(awake)
@@ -239,9 +233,6 @@ class SaiseiWorker:
         self._looking: asyncio.Task[None] | None = None
         self._started: list[Worker] = []
         self.stuck = False
-
-    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str, due: int) -> None:
-        await self.runs.start_delivery(DeliveryInput(receiver, event_id, aggregate_id), delay=seconds_until(due))
 
     async def _why_ended(self, stage: str) -> str | None:
         receiver = receiver_of(stage)
@@ -296,8 +287,8 @@ class SaiseiWorker:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.look)
             try:
+                await self.look.rest(self.settings.look)
                 await self.look.once()
             except Exception:
                 # A bug in the look must not end it: it is the net under everything else.

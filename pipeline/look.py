@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -22,18 +22,18 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.counts import counted
 from contracts.errors import SaiseiError
-from contracts.messages import DeliveryInput, FulfilmentInput
+from contracts.messages import FulfilmentInput
 from contracts.names import FAN_OUT_ID, REBUILD_ID, RELAY_ID, job_workflow_id, receiver_id, redrive_id
 from pipeline.event_list import EventList
 from pipeline.hub import Hub
-from pipeline.receiving import MOST_OPEN_RUNS
 from pipeline.recovery import recover_outbox
+from pipeline.retries import Retries
 from pipeline.writer import Writer
 from runs.presence import first_runs
 from runs.search_attributes import register_search_attributes
 from runs.starts import Runs
-from store.clock import now_ms, seconds_until
-from store.deliveries import claim_runs, forget_runs
+from store.clock import now_ms
+from store.deliveries import forget_runs
 from store.engine import Changes
 from store.jobs import (
     JOB_LOOK_MS,
@@ -80,17 +80,19 @@ class Look:
     runs: Runs
     receivers: Sequence[str]
     lost_after: float  # seconds
-    run_grace: float  # seconds
+    run_grace: InitVar[float]  # seconds
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _presence_at: float = 0.0
     _firsts: list[str | None] | None = None  # the first run of each long-lived one, as Temporal named them last
     _said: str | None = None
     _trouble: str | None = None
     _changes: Changes = field(init=False)
+    _retries: Retries = field(init=False)
     _found: Unfinished | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, run_grace: float) -> None:
         self._changes = self.writer.changes()
+        self._retries = Retries(self.writer, self.runs.start_delivery, run_grace)
 
     async def once(self) -> None:
         """One look. What does not answer just now is left for the next one; its absence is logged once."""
@@ -115,7 +117,21 @@ class Look:
                 logger.info("the look sees everything again")
             self._said = self._trouble
 
-    async def _try(self, part: Callable[..., Awaitable[T]], *found: Unfinished) -> T | None:
+    async def rest(self, seconds: float) -> None:
+        """Until the next look. Failing events that fall due meanwhile get their runs when they do."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            due_in = self._retries.seconds()
+            await asyncio.sleep(left if due_in is None else min(left, due_in))
+            for receiver in self._retries.due():
+                await self.start_due(receiver)
+
+    async def start_due(self, receiver: str) -> None:
+        """Start the runs of the receiver's failing events that are due and have none. What does not answer just now
+        is left for the next look."""
+        await self._try(self._retries.start_due, receiver)
+
+    async def _try(self, part: Callable[..., Awaitable[T]], *found: object) -> T | None:
         try:
             async with asyncio.timeout(_PATIENCE):  # a server that hangs must not hide what the others know
                 return await part(*found)
@@ -174,16 +190,7 @@ class Look:
             seen.pause = min(seen.pause * 2, _LONGEST_SILENCE)
 
     async def _failing_events(self, found: Unfinished) -> None:
-        overdue = now_ms() - int(self.run_grace * 1000)
-        for name in self.receivers:
-            if not found.retrying[name].want_runs(MOST_OPEN_RUNS, overdue):
-                continue
-            claimed = await self.writer.write(
-                partial(claim_runs, receiver=name, most_open=MOST_OPEN_RUNS, overdue=overdue)
-            )
-            for event_id, aggregate_id, due in claimed:
-                message = DeliveryInput(name, event_id, aggregate_id)
-                await self.runs.start_delivery(message, delay=seconds_until(due))
+        await self._retries.see(found.retrying)
 
     async def _jobs(self, found: Unfinished) -> None:
         now = now_ms()

@@ -8,7 +8,7 @@ one event at a time, and nothing is spent.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +28,6 @@ from store.batch import EventBatch
 from store.clock import now_ms
 from store.deliveries import (
     PENDING,
-    claim_runs,
     first_next,
     load_delivery,
     mark_done,
@@ -44,14 +43,10 @@ from store.stalls import receiver_backlog
 
 logger = logging.getLogger(__name__)
 
-# Runs of failing events that one receiver has open at a time: each is a workflow, and costs the server its share.
-MOST_OPEN_RUNS = 32
 _PATIENCE = 10.0  # seconds that a receiver stays hot for events that are still on their way
 _LONGEST_TRANSACTION = 0.010  # seconds, once something failed
 _PROGRESS_EVERY_MS = 1000
 _MOST_ACCUSED = 2  # a receiver that comes and goes costs no more events an attempt
-
-StartRun = Callable[[str, str, str, int], Awaitable[None]]  # receiver, event id, aggregate id, due (UTC ms)
 
 
 @dataclass
@@ -69,7 +64,6 @@ class _Taking:
     met: list[Event] = field(default_factory=list)
     down: bool = False
     hold: Hold | None = None
-    runs: list[tuple[str, str, int]] = field(default_factory=list)  # as `claim_runs` has them: to be started after it
 
 
 class ReceiverStage:
@@ -79,23 +73,11 @@ class ReceiverStage:
     watch: Callable[[], bool] | None = None
     more = False
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        writer: Writer,
-        *,
-        retry: RetryPolicy,
-        start_run: StartRun,
-        run_grace: float,
-    ) -> None:
-        """`start_run` starts the DeliveryWorkflow of a failing event; one that is overdue by `run_grace` seconds is
-        started again."""
+    def __init__(self, receiver: Receiver, writer: Writer, *, retry: RetryPolicy) -> None:
         self.name = receiver_id(receiver.name)
         self._receiver = receiver
         self._writer = writer
         self._retry = retry
-        self._start_run = start_run
-        self._grace_ms = int(run_grace * 1000)
         self._size = BatchSize()
         self._noted_at = 0
         self._probed = 0
@@ -124,7 +106,6 @@ class ReceiverStage:
         taking = await self._taken()
         self.hold = taking.hold
         self.more = taking.more
-        await self._start(taking.runs)
         return taking.taken + taking.failed
 
     async def _taken(self) -> _Taking:
@@ -151,23 +132,6 @@ class ReceiverStage:
         self.waits = backlog.sentence() if backlog else None
         return backlog is None or not backlog.can_go_on
 
-    async def start_runs(self) -> int:
-        """Start the runs of failing events that have none, oldest due first, within the bound; how many."""
-        runs = await self._writer.write(self._claim)
-        await self._start(runs)
-        return len(runs)
-
-    def _claim(self, connection: Connection) -> list[tuple[str, str, int]]:
-        return claim_runs(connection, self._receiver.name, MOST_OPEN_RUNS, now_ms() - self._grace_ms)
-
-    async def _start(self, runs: Sequence[tuple[str, str, int]]) -> None:
-        for event_id, aggregate_id, due in runs:
-            try:
-                await self._start_run(self._receiver.name, event_id, aggregate_id, due)
-            except Exception as error:
-                # Temporal is away: the delivery stays `retrying`, and the look starts its run once it is overdue.
-                logger.warning("run of %s at %s not started: %s", event_id, self._receiver.name, error)
-
     def _take(self, connection: Connection) -> _Taking:
         hold = lock_receiver(connection, self._receiver.name)
         started = time.monotonic()
@@ -180,8 +144,6 @@ class ReceiverStage:
         if hold is not None and taking.taken:
             self._try_accused(connection, taking)
         self._settle_hold(connection, hold, taking)
-        if taking.failed:
-            taking.runs = self._claim(connection)
         now = now_ms()
         if taking.taken and now - self._noted_at > _PROGRESS_EVERY_MS:
             note_progress(connection, self._receiver.name, now)
@@ -207,7 +169,6 @@ class ReceiverStage:
         (event,) = EventBatch(connection, ended.positions[:1])
         if load_delivery(connection, self._receiver.name, event.event_id).status == PENDING:
             self._fail(connection, event, ended, taking)
-            taking.runs = self._claim(connection)
         return taking
 
     def _try_accused(self, connection: Connection, taking: _Taking) -> None:

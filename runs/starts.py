@@ -81,13 +81,9 @@ class Runs:
             raise
         return True
 
-    async def start_delivery(self, message: DeliveryInput, *, delay: float = 0.0) -> WorkflowHandle[Any, Any]:
+    async def start_delivery(self, message: DeliveryInput) -> WorkflowHandle[Any, Any]:
         """The run that delivers one event to one receiver. A run by hand has an id of its own kind, so that it never
-        takes the place of the retrying one.
-
-        It is there at once, and its first decision is made after `delay` seconds: one that began before its attempt is
-        due would only find that out.
-        """
+        takes the place of the retrying one."""
         workflow_id = names.delivery_id(message.receiver, message.event_id)
         return await self._start(
             "DeliveryWorkflow",
@@ -96,7 +92,6 @@ class Runs:
             f"{message.event_id} to {message.receiver}",
             SearchAttributePair(search.RECEIVER, message.receiver),
             SearchAttributePair(search.AGGREGATE_ID, message.aggregate_id),
-            start_delay=timedelta(seconds=delay) if delay > 0 else None,
         )
 
     async def start_job(self, message: FulfilmentInput) -> WorkflowHandle[Any, Any]:
@@ -164,7 +159,6 @@ class Runs:
         start_signal: str | None = None,
         task_timeout: timedelta = _TASK_TIMEOUT,
         request_eager_start: bool = False,
-        start_delay: timedelta | None = None,
     ) -> WorkflowHandle[Any, Any]:
         """The run of that id. A policy each is said for one that is open and for one that has ended: what the server
         does by itself is for it to change. `continues`: it may continue as new."""
@@ -180,7 +174,6 @@ class Runs:
             memo={_MEMO: summary} if continues else None,
             search_attributes=TypedSearchAttributes(attributes),
             request_eager_start=request_eager_start,
-            start_delay=start_delay,
             task_timeout=task_timeout,
             rpc_timeout=_RPC_TIMEOUT,
         )

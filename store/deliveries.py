@@ -257,18 +257,21 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
 
 @dataclass(frozen=True)
 class Retrying:
-    """A receiver's `retrying` deliveries: whether one has no run, how many have one, and when (UTC ms) the first of
-    these is due."""
+    """A receiver's `retrying` deliveries: when (UTC ms) the first that has no run is due, how many have one, and when
+    the first of these was due."""
 
-    without_run: bool
+    without_run: int | None
     open_runs: int
-    first_due: int | None
+    with_run: int | None
 
-    def want_runs(self, most_open: int, overdue: int) -> bool:
+    def next_due(self, most_open: int) -> int | None:
+        """When (UTC ms) the next run is to be started; None where nothing waits for one, or there is no room."""
+        return self.without_run if self.open_runs < most_open else None
+
+    def want_runs(self, most_open: int, now: int, overdue: int) -> bool:
         """Whether `claim_runs` with these arguments would find something, without a write transaction."""
-        return (self.without_run and self.open_runs < most_open) or (
-            self.first_due is not None and self.first_due < overdue
-        )
+        due = self.next_due(most_open)
+        return (due is not None and due <= now) or (self.with_run is not None and self.with_run < overdue)
 
 
 _BY_RUN = by_index(
@@ -283,7 +286,8 @@ _BY_RUN = by_index(
 def retrying_of(connection: Connection, receiver: str) -> Retrying:
     """The receiver's `retrying` deliveries."""
     found = {row[0]: (row[1], row[2]) for row in connection.execute(_BY_RUN, {"receiver": receiver})}
-    return Retrying(0 in found, *found.get(1, (0, None)))
+    _, without_run = found.get(0, (0, None))
+    return Retrying(without_run, *found.get(1, (0, None)))
 
 
 _RETRYING = (deliveries.c.receiver == sa.bindparam("receiver"), sa.text("deliveries.status = 'retrying'"))
@@ -300,17 +304,19 @@ _LOST_RUNS = (
 )
 _WITHOUT_RUN = (
     sa.select(deliveries.c.position)
-    .where(*_RETRYING, deliveries.c.has_run == 0)
+    .where(*_RETRYING, deliveries.c.has_run == 0, deliveries.c.next_attempt_at <= sa.bindparam("now"))
     .order_by(deliveries.c.next_attempt_at)
     .limit(sa.bindparam("limit"))
 )
 
 
-def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: int) -> list[tuple[str, str, int]]:
-    """(event id, aggregate id, when its next attempt is due in UTC ms) of the `retrying` deliveries whose run is to be
-    started now, oldest due first.
+def claim_runs(
+    connection: Connection, receiver: str, most_open: int, *, now: int, overdue: int
+) -> list[tuple[str, str]]:
+    """(event id, aggregate id) of the `retrying` deliveries that are due at `now` and have no run, oldest due first:
+    it is to be started.
 
-    At most `most_open` have one at a time. One that was due before `overdue` (UTC ms) and still waits has lost its
+    At most `most_open` have one at a time. One that was due before `overdue` (both UTC ms) and still waits has lost its
     run, and is named again. Starting a run that exists is harmless.
     """
     lock_receiver(connection, receiver)  # two that count at once would both find room
@@ -322,7 +328,8 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
         lost = list(connection.execute(_LOST_RUNS, parameters).scalars())
     new: list[int] = []
     if running < most_open:
-        new = list(connection.execute(_WITHOUT_RUN, {**of_receiver, "limit": most_open - running}).scalars())
+        parameters = {**of_receiver, "now": now, "limit": most_open - running}
+        new = list(connection.execute(_WITHOUT_RUN, parameters).scalars())
     if new:
         connection.execute(
             sa.update(deliveries)
@@ -332,9 +339,9 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
     if not new and not lost:
         return []
     return [
-        (row[0], row[1], row[2])
+        (row[0], row[1])
         for row in connection.execute(
-            sa.select(outbox.c.event_id, outbox.c.aggregate_id, deliveries.c.next_attempt_at)
+            sa.select(outbox.c.event_id, outbox.c.aggregate_id)
             .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
             .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new + lost))
             .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
@@ -343,7 +350,7 @@ def claim_runs(connection: Connection, receiver: str, most_open: int, overdue: i
 
 
 def forget_runs(connection: Connection) -> None:
-    """Temporal lost its runs: every `retrying` delivery gets a new one by `claim_runs`."""
+    """Temporal lost its runs: every `retrying` delivery gets a new one by `claim_runs`, when it is due."""
     connection.execute(
         sa.update(deliveries).where(sa.text("status = 'retrying'"), deliveries.c.has_run == 1).values(has_run=0)
     )

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from contracts.events import ORDER_PLACED, Event
+from contracts.messages import DeliveryInput
 from pipeline import event_list
 from pipeline.event_list import EventList
 from pipeline.failure import RetryPolicy
@@ -15,6 +16,7 @@ from pipeline.fan_out import FanOutStage
 from pipeline.hub import Hub
 from pipeline.receiving import ReceiverStage
 from pipeline.relay import RelayStage
+from pipeline.retries import Retries
 from pipeline.stage import Stage
 from pipeline.writer import Writer
 from receivers.base import Receiver
@@ -95,22 +97,20 @@ class Stages:
         self.hub = Hub()
         self.client = event_list.connect(redis_url)
         self.events = EventList(self.client)
-        self.started: list[tuple[str, str, str]] = []
+        self.started: list[DeliveryInput] = []
         self.retry = RetryPolicy(attempts, backoff)
+        self.retries = Retries(self.writer, self._start_run, run_grace=12)
         self.relay = RelayStage(self.writer, self.events, self.hub, lease=15)
         self.fan_out = FanOutStage(self.writer, self.events, self.hub, [])
         self.receivers = {
-            receiver.name: ReceiverStage(
-                receiver, self.writer, retry=self.retry, start_run=self._start_run, run_grace=12
-            )
-            for receiver in receivers
+            receiver.name: ReceiverStage(receiver, self.writer, retry=self.retry) for receiver in receivers
         }
         with database.write() as connection:
             for receiver in receivers:
                 register_receiver(connection, receiver.name, receiver.event_types)
 
-    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str, due: int) -> None:
-        self.started.append((receiver, event_id, aggregate_id))
+    async def _start_run(self, run: DeliveryInput) -> None:
+        self.started.append(run)
 
     async def drain(self, *stages: Stage) -> None:
         """Step these (all, in the order of the flow, if not said) until nothing moves."""

@@ -1,5 +1,6 @@
 """The look: each kind of loss is repaired, a slow queue is not, and what cannot work is woken less and less."""
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.messages import DeliveryInput, FulfilmentInput
 from contracts.names import FAN_OUT_ID, OUTBOX_LIST, RELAY_ID, delivery_id, job_workflow_id, receiver_id
@@ -23,6 +25,7 @@ from store.schema import outbox
 from store.unfinished import Unfinished
 from tests.activities.stages import Recorder, Stages, stages
 from tests.store.scenes import append, rows
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -262,7 +265,7 @@ async def test_what_the_clock_alone_makes_due_is_found(
     started: list[str] = []
 
     class Starts(Wakes):
-        async def start_delivery(self, message: DeliveryInput, *, delay: float = 0.0) -> Any:
+        async def start_delivery(self, message: DeliveryInput) -> Any:
             started.append(message.event_id)
 
         async def start_job(self, message: FulfilmentInput) -> Any:
@@ -288,7 +291,8 @@ async def test_what_the_clock_alone_makes_due_is_found(
     monkeypatch.setattr(look, "_run", no_run)
     await look.once()
     assert (runs.woken, started) == ([], [])
-    monkeypatch.setattr("pipeline.look.now_ms", lambda: now_ms() + 61_000)
+    for module in ("look", "retries"):
+        monkeypatch.setattr(f"pipeline.{module}.now_ms", lambda: now_ms() + 61_000)
     await look.once()
     expected = {"a lost message": [], "a failing event": ["a-1"], "a job": ["job-1"]}
     assert started == expected[due]
@@ -302,6 +306,10 @@ async def test_a_run_of_a_failing_event_that_was_terminated_is_started_again(sce
     await scene.drain()
     handle = await runs.start_delivery(DeliveryInput("recorder", "a-1", "a"))
     look = look_of(scene, runs)
+    with scene.database.write() as connection:
+        connection.execute(sa.text("UPDATE deliveries SET next_attempt_at = next_attempt_at - 2000"))
+    await look._failing_events(await look._database())
+    assert scene.scalar("SELECT has_run FROM deliveries") == 1
     await look._failing_events(await look._database())
     first = (await client.get_workflow_handle(handle.id).describe()).run_id
     assert first == handle.result_run_id  # it is not overdue yet
@@ -313,6 +321,44 @@ async def test_a_run_of_a_failing_event_that_was_terminated_is_started_again(sce
     assert described.run_id != first
     assert described.status is not None
     assert described.status.name == "RUNNING"
+
+
+async def test_a_failing_event_that_falls_due_between_two_looks_gets_its_run_then(
+    sqlite: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    class Starts(Wakes):
+        async def start_delivery(self, message: DeliveryInput) -> Any:
+            started.append(now_ms())
+            if len(started) == 1:
+                raise RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+    receiver = Recorder()
+    receiver.errors = {"a-1": ValueError("bad"), "b-1": ValueError("bad")}
+    with stages(sqlite, redis_url, receiver, backoff=0.2) as scene:
+        look = look_of(scene, Starts())
+
+        async def answers() -> None:
+            return None
+
+        monkeypatch.setattr(look, "_presence", answers)  # asked as soon as a start fails
+        for aggregate in "ab":
+            append(sqlite, aggregate, 1)
+            await scene.drain()
+            if aggregate == "a":
+                await look.once()
+                resting = asyncio.create_task(look.rest(600))
+                await eventually(lambda: started, 60, "a-1 is started before the next look")
+        dues = [row[0] for row in rows(sqlite, "SELECT next_attempt_at FROM deliveries ORDER BY position")]
+        # Temporal was away; and nobody has looked since b-1 failed. The rest goes on all the same.
+        assert not resting.done()
+        resting.cancel()
+        await look.once()
+        resting = asyncio.create_task(look.rest(600))
+        await eventually(lambda: len(started) == 2, 60, "b-1 is started before the next look")
+        resting.cancel()
+        assert [moment >= due for moment, due in zip(started, dues, strict=True)] == [True, True]
 
 
 async def test_a_job_without_a_run_gets_one(scene: Stages, client: Client) -> None:

@@ -13,12 +13,13 @@ from temporalio.exceptions import ApplicationError
 from activities.delivering import DeliveryActivities
 from contracts.errors import SaiseiError, StoreBusy
 from contracts.events import Event
-from contracts.messages import DeliveryInput, DeliveryResult
-from pipeline.receiving import MOST_OPEN_RUNS
+from contracts.messages import DeliveryResult
+from pipeline.retries import MOST_OPEN_RUNS
 from receivers.base import Receiver, ReceiverUnavailable, RejectEvent
 from store.engine import Database
 from tests.activities.stages import Recorder, Stages, stages
 from tests.store.scenes import append, rows
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -32,21 +33,23 @@ def small(sqlite: Database, redis_url: str, receiver: Recorder) -> Iterator[Stag
 
 def attempts(scene: Stages, receiver: Receiver) -> DeliveryActivities:
     async def settled(name: str) -> None:
-        await scene.receivers[name].start_runs()
+        await scene.retries.start_due(name)
 
     return DeliveryActivities(scene.writer, {receiver.name: receiver}, scene.hub, retry=scene.retry, settled=settled)
 
 
 async def run_all(scene: Stages, receiver: Receiver) -> dict[str, DeliveryResult]:
-    """What DeliveryWorkflow does for every run that was asked for, retries included."""
+    """What DeliveryWorkflow does for every event that failed, once it is due, retries included."""
     own, results = attempts(scene, receiver), {}
-    while scene.started:
-        name, event_id, aggregate_id = scene.started.pop(0)
-        while event_id not in results:
-            try:
-                results[event_id] = await own.attempt_delivery(DeliveryInput(name, event_id, aggregate_id))
-            except ApplicationError:
-                continue
+    while scene.counts(receiver.name)["retrying"]:
+        await scene.retries.start_due(receiver.name)
+        while scene.started:
+            run = scene.started.pop(0)
+            while run.event_id not in results:
+                try:
+                    results[run.event_id] = await own.attempt_delivery(run)
+                except ApplicationError:
+                    continue
     return results
 
 
@@ -62,7 +65,6 @@ async def test_a_bad_event_harms_no_neighbour_and_keeps_its_aggregate_in_order(
         "b-3": "pending",
     }
     assert scene.effects() == ["a-1", "a-2", "a-3", "b-1", "c-1", "c-2", "c-3"]
-    assert scene.started == [("recorder", "b-2", "b")]
     results = await run_all(scene, receiver)
     assert results == {"b-2": DeliveryResult("dead", 5, "ValueError: no such sku")}
     assert rows(scene.database, "SELECT attempts, last_error FROM deliveries WHERE status = 'dead'") == [
@@ -135,7 +137,7 @@ async def test_a_rejected_event_is_dead_at_once_and_gets_no_run(small: Stages, r
     receiver.errors = {"a-1": RejectEvent("unknown currency")}
     await small.drain()
     assert small.states() == {"a-1": "dead", "a-2": "pending", "b-1": "done"}
-    assert small.started == []
+    assert await small.retries.start_due("recorder") == 0
     assert rows(small.database, "SELECT attempts, last_error FROM deliveries WHERE status = 'dead'") == [
         (1, "RejectEvent: unknown currency")
     ]
@@ -166,34 +168,27 @@ async def test_more_failing_events_than_runs_all_get_their_turn(small: Stages, r
     receiver.errors = {f"a{number}-1": ValueError("bad") for number in range(count)}
     await small.drain()
     assert small.counts() == {"retrying": count}
-    assert len(small.started) == MOST_OPEN_RUNS
+
+    async def as_many_as_may_run() -> bool:
+        await small.retries.start_due("recorder")
+        return len(small.started) == MOST_OPEN_RUNS
+
+    await eventually(as_many_as_may_run, 60, "they are due")
     own, open_runs, most = attempts(small, receiver), list(small.started), 0
     small.started.clear()
     settled = 0
     while open_runs:
         most = max(most, small.scalar("SELECT count(*) FROM deliveries WHERE has_run = 1 AND status = 'retrying'"))
-        name, event_id, aggregate_id = open_runs.pop(0)
+        run = open_runs.pop(0)
         try:
-            await own.attempt_delivery(DeliveryInput(name, event_id, aggregate_id))
+            await own.attempt_delivery(run)
             settled += 1
         except ApplicationError:
-            open_runs.append((name, event_id, aggregate_id))
+            open_runs.append(run)
         open_runs += small.started
         small.started.clear()
     assert (settled, most) == (count, MOST_OPEN_RUNS)
     assert small.counts() == {"dead": count}
-
-
-async def test_a_run_that_was_lost_is_claimed_again(small: Stages, receiver: Recorder) -> None:
-    append(small.database, "a", 1)
-    receiver.errors = {"a-1": ValueError("bad")}
-    await small.drain()
-    assert len(small.started) == 1
-    stage = small.receivers["recorder"]
-    assert await stage.start_runs() == 0  # it has a run, and is not overdue
-    stage._grace_ms = -60_000
-    assert await stage.start_runs() == 1
-    assert small.started == [("recorder", "a-1", "a")] * 2
 
 
 def _commit(connection: Connection) -> None:

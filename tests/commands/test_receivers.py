@@ -38,7 +38,7 @@ def add_fax(home: Path) -> Database:
     with database.write() as connection:
         for position, due in ((1, now_ms()), (2, None)):
             record_failure(connection, "fax", position, attempts=1, error="no tone", next_attempt_at=due, now=now_ms())
-        claim_runs(connection, "fax", 10, 0)
+        claim_runs(connection, "fax", 10, now=now_ms(), overdue=0)
     return database
 
 

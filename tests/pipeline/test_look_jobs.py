@@ -12,7 +12,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.messages import FulfilmentInput
+from contracts.messages import DeliveryInput, FulfilmentInput
 from pipeline.hub import Hub
 from pipeline.look import Look
 from pipeline.writer import Writer
@@ -53,6 +53,9 @@ class FakeRuns:
         if self.run is None:
             raise RPCError("no such run", RPCStatusCode.NOT_FOUND, b"")
         return self.run
+
+    async def start_delivery(self, message: DeliveryInput) -> None:
+        raise AssertionError("no event fails here")
 
     async def start_job(self, message: FulfilmentInput) -> None:
         self.started.append(message)

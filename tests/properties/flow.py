@@ -283,7 +283,6 @@ class Flow(RuleBasedStateMachine):
         if all_of_them:
             self.world.lose_temporal()
         else:
-            self.world.clock.advance(3600)
             self.world.start_runs()
 
     @rule(receiver=st.sampled_from(["log", LATE]), types=st.sampled_from([(PLACED,), (TOLD,), (PLACED, TOLD)]))

@@ -32,6 +32,7 @@ from pipeline.hub import Hub
 from pipeline.receiving import ReceiverStage
 from pipeline.recovery import recover_outbox
 from pipeline.relay import RelayStage
+from pipeline.retries import Retries
 from receivers.base import Receiver
 from receivers.builtin import Billing, Mail, Sales
 from receivers.drill import Drillable
@@ -129,19 +130,16 @@ class World:
         self.fan_out = FanOutStage(self.writer, self.list, self.hub, [])
         retry = RetryPolicy(ATTEMPTS, 1.0)
         receivers: dict[str, Receiver] = {name: Drillable(self.witnesses[name]) for name in self.here}
-        self.stages = {
-            name: ReceiverStage(receiver, self.writer, retry=retry, start_run=self._start_run, run_grace=12)
-            for name, receiver in receivers.items()
-        }
+        self.stages = {name: ReceiverStage(receiver, self.writer, retry=retry) for name, receiver in receivers.items()}
+        self.retries = Retries(self.writer, self._start_run, run_grace=12)
         self.delivering = DeliveryActivities(self.writer, receivers, self.hub, retry=retry, settled=self._settled)
 
-    async def _start_run(self, receiver: str, event_id: str, aggregate_id: str, due: int) -> None:
-        run = DeliveryInput(receiver, event_id, aggregate_id)
+    async def _start_run(self, run: DeliveryInput) -> None:
         if run not in self.open_runs:  # a run that exists is not started again
             self.open_runs.append(run)
 
     async def _settled(self, receiver: str) -> None:
-        await self.stages[receiver].start_runs()
+        await self.retries.start_due(receiver)
 
     def do(self, work: Callable[[], Coroutine[Any, Any, T]], death: Death | None = None) -> T | None:
         """The result, or None when the worker died; then there is a new one."""
@@ -183,10 +181,17 @@ class World:
         return self.do(self.fan_out.step, death)
 
     def take(self, receiver: str, size: int, death: Death | None = None) -> int | None:
-        """One batch at the receiver, or one probe while it is on hold."""
+        """One batch at the receiver, or one probe while it is on hold; and a second later the runs of what failed."""
         stage = self.stages[receiver]
         stage._size.value = size
-        return self.do(stage.step, death)
+
+        async def take() -> int:
+            moved = await stage.step()
+            self.clock.advance(1)
+            await self.retries.start_due(receiver)
+            return moved
+
+        return self.do(take, death)
 
     def flow(self) -> None:
         """All that waits goes into the list and out of it; what a dead worker left there too."""
@@ -221,9 +226,10 @@ class World:
         self.start_runs()
 
     def start_runs(self) -> None:
-        """As the look does: failing events that have no run get one."""
-        for stage in self.stages.values():
-            self.do(stage.start_runs)
+        """As the look does: failing events that have no run get one once they are due."""
+        self.clock.advance(3600)
+        for receiver in self.stages:
+            self.do(partial(self.retries.start_due, receiver))
 
     # --- redrives and rebuilds
 

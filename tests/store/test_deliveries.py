@@ -7,9 +7,11 @@ import sqlalchemy as sa
 
 from contracts.errors import NotFound
 from store.deliveries import (
+    Retrying,
     claim_runs,
     deliveries_of,
     first_next,
+    forget_runs,
     load_delivery,
     mark_done,
     next_batch,
@@ -44,9 +46,14 @@ def _state(database: Database, receiver: str) -> list[Any]:
     ]
 
 
-def _claim(database: Database, most_open: int, overdue: int = 0) -> list[str]:
+def _claim(database: Database, most_open: int, *, now: int = 10_000, overdue: int = 0) -> list[str]:
     with database.write() as connection:
-        return [event_id for event_id, _, _ in claim_runs(connection, "one", most_open, overdue)]
+        return [event_id for event_id, _ in claim_runs(connection, "one", most_open, now=now, overdue=overdue)]
+
+
+def _retrying(database: Database) -> Retrying:
+    with database.read() as connection:
+        return retrying_of(connection, "one")
 
 
 def test_pending_events_come_in_order_and_no_more_than_asked_for(database: Database) -> None:
@@ -179,7 +186,7 @@ def test_a_failed_attempt_is_recorded_and_the_last_one_is_a_dead_letter(database
         "SELECT status, attempts, next_attempt_at, last_error, settled_at, has_run FROM deliveries WHERE seq=1",
     )
     assert found == [("dead", 3, None, "last", 77, 0)]
-    assert _claim(database, 10, overdue=10**6) == []
+    assert _claim(database, 10, now=10**6, overdue=10**6) == []
 
 
 @pytest.mark.parametrize("error", ["nul \0 here", "half \ud800 a pair", "x" * 10**6, "", "多" * 5000, "two\nlines"])
@@ -242,14 +249,45 @@ def _failing(database: Database, count: int) -> None:
         _fail(database, "one", event.position, 1000 - number)
 
 
-def test_a_claimed_run_is_told_when_its_attempt_is_due(database: Database) -> None:
+def test_a_run_is_claimed_when_its_attempt_is_due_and_not_before(database: Database) -> None:
+    _failing(database, 3)  # due at 997, 998, 999
+    assert _claim(database, 10, now=996) == []
+    assert scalar(database, "SELECT count(*) FROM deliveries WHERE has_run = 1") == 0
+    assert _claim(database, 10, now=998) == ["agg3-1", "agg2-1"]
+    assert _claim(database, 10, now=998) == []
+    assert _claim(database, 10, now=999) == ["agg1-1"]
+
+
+def test_when_the_next_run_is_to_be_claimed_is_known_without_a_clock(database: Database) -> None:
+    assert _retrying(database) == Retrying(None, 0, None)
+    _failing(database, 3)
+    found = _retrying(database)
+    assert found == Retrying(997, 0, None)
+    assert (found.next_due(1), found.next_due(0)) == (997, None)
+    assert [found.want_runs(1, now, 0) for now in (996, 997)] == [False, True]
+    _claim(database, 2)
+    found = _retrying(database)
+    assert found == Retrying(999, 2, 997)
+    assert (found.next_due(3), found.next_due(2)) == (999, None)  # no room, whatever is due
+    assert [found.want_runs(2, 5000, overdue) for overdue in (997, 998)] == [False, True]
+
+
+def test_a_claim_names_aggregate_and_event_and_again_what_has_lost_its_run(database: Database) -> None:
     events = delivered_to(database, "one", count=1)
+    _fail(database, "one", events[0].position, 1234)
     with database.write() as connection:
-        record_failure(connection, "one", events[0].position, attempts=1, error="bad", next_attempt_at=1234, now=1)
+        assert claim_runs(connection, "one", 1, now=1234, overdue=0) == [("a-1", "a")]
+        assert claim_runs(connection, "one", 1, now=9999, overdue=1234) == []  # it has its run, and is not overdue
+        assert claim_runs(connection, "one", 1, now=9999, overdue=1235) == [("a-1", "a")]
+
+
+def test_when_temporal_has_lost_its_runs_each_gets_one_when_it_is_due(database: Database) -> None:
+    _failing(database, 2)
+    assert _claim(database, 2) == ["agg2-1", "agg1-1"]
     with database.write() as connection:
-        assert claim_runs(connection, "one", 1, 0) == [("a-1", "a", 1234)]
-        assert claim_runs(connection, "one", 1, 1234) == []  # it has its run, and is not overdue
-        assert claim_runs(connection, "one", 1, 1235) == [("a-1", "a", 1234)]  # its run was lost
+        forget_runs(connection)
+    assert _claim(database, 2, now=998) == ["agg2-1"]
+    assert _claim(database, 2, now=999) == ["agg1-1"]
 
 
 def test_runs_are_claimed_oldest_due_first_up_to_the_cap(database: Database) -> None:
@@ -309,7 +347,7 @@ def test_work_is_found_without_a_walk_over_what_is_done(sqlite: Database) -> Non
         next_probe(connection, "mail", 0)
         next_probe(connection, "mail", 5)
         retrying_of(connection, "mail")
-        claim_runs(connection, "mail", 8, 1)
+        claim_runs(connection, "mail", 8, now=9, overdue=1)
         asked = [each for each in statements if each[0].startswith("SELECT") and "deliveries" in each[0]]
         assert len(asked) > 5
         for statement, parameters in asked:

@@ -80,7 +80,7 @@ CALLS = {
     "mail": "take(connection, Mail())",
     "sales": "take(connection, Sales())",
     "failure": "fail(connection)",
-    "claim": "claim_runs(connection, 'mail', 1, 0)",
+    "claim": "claim_runs(connection, 'mail', 1, now=5, overdue=0)",
     "charge": "charge(connection)",
     "ship": "ship(connection)",
     "publish again": "publish_again(connection, 'a-2')",

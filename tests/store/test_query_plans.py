@@ -48,7 +48,7 @@ CALLS: dict[str, Callable[[sa.Connection, Any], Any]] = {
     "record_failure": lambda c, e: record_failure(c, "one", 2, attempts=1, error="x", next_attempt_at=9, now=1),
     "load_delivery": lambda c, e: load_delivery(c, "one", "a-2"),
     "waits_behind": lambda c, e: waits_behind(c, "one", e[2]),
-    "claim_runs": lambda c, e: claim_runs(c, "one", 10, 5),
+    "claim_runs": lambda c, e: claim_runs(c, "one", 10, now=9, overdue=5),
     "unfinished": lambda c, e: unfinished(c, ["one", "two"]),
     "due_for_look": lambda c, e: due_for_look(c, 5, 10),
     "place_order": lambda c, e: place_order(c, order(5), 5),

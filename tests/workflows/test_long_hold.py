@@ -91,16 +91,13 @@ async def test_a_day_on_hold_spends_nothing_and_keeps_the_order(
     retry = RetryPolicy(5, 1800)
     writer = Writer(database)
 
-    async def not_started(*_: str) -> None:
-        raise AssertionError("nothing fails by itself here")
-
     async def unknown(stage: str) -> None:
         raise AssertionError(f"{stage} is known")
 
     async def settled(receiver: str) -> None:
         await runs.wake([receiver_id(receiver)])
 
-    stage = ReceiverStage(shop, writer, retry=retry, start_run=not_started, run_grace=12)
+    stage = ReceiverStage(shop, writer, retry=retry)
     ahead = Ahead([], hub, 1, runs.wake)
     drains = LongDrains(database, [stage], hub, Limits(idle=0.02, longest=0.1), unknown, ahead)
     deliveries = DeliveryActivities(writer, {"shop": shop}, hub, retry=retry, settled=settled)
