@@ -22,7 +22,6 @@ from commands.links import Links
 from commands.output import silence_stdout
 from config import Settings
 from contracts.errors import NotFound, Unreachable
-from receivers.registry import by_name
 from runs.profile import configured_address, configured_namespace
 from store.control import read_control
 from store.engine import Database
@@ -106,6 +105,7 @@ class Context:
 
     async def runs(self) -> "Runs":
         """Starts and wakes runs. Raises Unreachable."""
+        from receivers.registry import by_name  # here: one that fails to load must not keep `down` from working
         from runs.starts import Runs
 
         return Runs(await self.client(), tuple(by_name()), self.settings.timings)

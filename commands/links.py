@@ -9,7 +9,6 @@ from urllib.parse import quote
 from commands.parsing import Commands
 from contracts.errors import Refused
 from contracts.names import FAN_OUT_ID, RELAY_ID, receiver_id
-from receivers.registry import by_name
 
 if TYPE_CHECKING:
     from commands.context import Context
@@ -61,6 +60,8 @@ async def _links(context: "Context", args: Namespace) -> int:
     links = context.links
     if links is None:
         raise Refused(NO_UI)
+    from receivers.registry import by_name  # here, as in Context
+
     found = links.everything(by_name())
     if context.json:
         context.result(dict(found))

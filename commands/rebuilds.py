@@ -191,6 +191,9 @@ async def _begun(context: Context, handle: WorkflowHandle[Any, Any]) -> Rebuild:
             if waited > _SAY_AFTER and not told:
                 told = True
                 context.say(f"{handle.id}: {await standing(handle) or 'is asked for'}")
+    except asyncio.CancelledError:
+        context.say(f"{handle.id} goes on without this command: it begins, and pauses intake, when a worker runs")
+        raise
     finally:
         result.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -21,7 +21,6 @@ from contracts import search
 from contracts.errors import NotFound, Refused
 from embedded import AlreadyRunning, Child, EmbeddedError, Stack
 from http_api.settings import DEFAULT_PORT, HOST, ApiSettings
-from receivers.registry import by_name
 from runs.profile import configured_address
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -227,6 +226,8 @@ def _print(context: Context, stack: Stack, started: bool) -> None:
         "database": make_url(context.settings.database_url).render_as_string(),
         "logs": str(stack.home / "logs"),
     }
+    from receivers.registry import by_name  # here, as in Context
+
     links = context.links.everything(by_name()) if context.links else []
     if context.json:
         names = {"Temporal": "temporal", "Web UI": "ui", "Redis": "redis", "API": "api"}

@@ -1,5 +1,6 @@
 """What is missing, unreachable or broken gets one sentence, and nothing else."""
 
+import os
 import re
 import sqlite3
 import subprocess
@@ -273,3 +274,17 @@ def test_a_worker_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) ->
     assert str(_own_words(tmp_path, error)) == ("the worker cannot start: SAISEI_IDLE: 'x' is not a positive number")
     other = EmbeddedError("valkey ended with exit code 1")
     assert _own_words(tmp_path, other) is other
+
+
+def test_a_registry_that_cannot_be_loaded_does_not_keep_down_from_working(tmp_path: Path) -> None:
+    """Who breaks it while a stack runs could not stop the stack."""
+    program = "import sys; sys.modules['receivers.registry'] = None; import config, starter; config.end(starter.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "down"],
+        cwd=ROOT,
+        env={**os.environ, "SAISEI_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nothing is running here\n", "")

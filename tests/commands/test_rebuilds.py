@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from temporalio.client import Client, WorkflowHandle
 
+from contracts.counts import counted
 from contracts.messages import RebuildInput
 from contracts.names import PROCEED_SIGNAL, REBUILD_ID
 from embedded import Stack
@@ -16,8 +17,9 @@ from store.clock import now_ms
 from store.control import resume_intake
 from store.engine import Database
 from store.rebuild import last_rebuild, running_rebuild
-from tests.commands.cli import Cli
+from tests.commands.cli import Cli, ended
 from tests.commands.conftest import Inside
+from tests.commands.test_jobs import stopped_worker
 from tests.commands.test_orders import ALL_DONE, states_of
 from tests.waiting import wait_until
 
@@ -117,6 +119,27 @@ def test_a_rebuild_that_is_waited_for_ends_with_its_outcome(cli: Cli, inside: In
     assert inside(cli, "audit").exit_code == 0
 
 
+def test_one_that_no_worker_has_begun_goes_on_without_the_command(cli: Cli, stack: Stack, database: Database) -> None:
+    with stopped_worker(stack):
+        waiting = cli.start("rebuild", "--resume")
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "rebuild/sales: waits for a worker; `make up` starts one\n"
+        result = ended(waiting, interrupt=True)
+        assert (result.exit_code, result.stdout) == (130, "")
+        assert result.stderr.splitlines() == [
+            "rebuild/sales goes on without this command: it begins, and pauses intake, when a worker runs",
+            "starter.py: interrupted",
+        ]
+        with database.read() as connection:
+            before = last_rebuild(connection)
+    with_client(stack, lambda client: client.get_workflow_handle(REBUILD_ID).result())
+    with database.read() as connection:
+        last = last_rebuild(connection)
+    assert last is not None
+    assert last != before
+    assert last.state == "COMPLETED"
+
+
 def test_while_one_runs_everything_says_so(
     cli: Cli, inside: Inside, database: Database, held: Callable[[str], None]
 ) -> None:
@@ -144,7 +167,7 @@ def test_while_one_runs_everything_says_so(
     assert (
         inside(cli, "generations", "drop", failed["generation"])
         .lines[0]
-        .startswith(f"{failed['generation']} is dropped, {failed['replayed']:,} rows removed")
+        .startswith(f"{failed['generation']} is dropped, {counted(failed['replayed'], 'row')} removed")
     )
 
 
