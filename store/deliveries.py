@@ -258,7 +258,7 @@ def deliveries_of(connection: Connection, event_id: str) -> list[Delivery]:
 @dataclass(frozen=True)
 class Retrying:
     """A receiver's `retrying` deliveries: when (UTC ms) the first that has no run is due, how many have one, and when
-    the first of these was due."""
+    the first of these is due, or was claimed."""
 
     without_run: int | None
     open_runs: int
@@ -316,8 +316,9 @@ def claim_runs(
     """(event id, aggregate id) of the `retrying` deliveries that are due at `now` and have no run, oldest due first:
     it is to be started.
 
-    At most `most_open` have one at a time. One that was due before `overdue` (both UTC ms) and still waits has lost its
-    run, and is named again. Starting a run that exists is harmless.
+    At most `most_open` have one at a time. A claimed one counts as due from its claim on: it may have waited long for
+    its place, and would seem to have lost its run at once. One that was claimed before `overdue` (both UTC ms) and
+    still waits has lost it, and is named again. Starting a run that exists is harmless.
     """
     lock_receiver(connection, receiver)  # two that count at once would both find room
     of_receiver = {"receiver": receiver}
@@ -330,23 +331,17 @@ def claim_runs(
     if running < most_open:
         parameters = {**of_receiver, "now": now, "limit": most_open - running}
         new = list(connection.execute(_WITHOUT_RUN, parameters).scalars())
-    if new:
-        connection.execute(
-            sa.update(deliveries)
-            .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new))
-            .values(has_run=1)
-        )
     if not new and not lost:
         return []
-    return [
-        (row[0], row[1])
-        for row in connection.execute(
-            sa.select(outbox.c.event_id, outbox.c.aggregate_id)
-            .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
-            .where(deliveries.c.receiver == receiver, deliveries.c.position.in_(new + lost))
-            .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
-        )
-    ]
+    chosen = (deliveries.c.receiver == receiver, deliveries.c.position.in_(new + lost))
+    found = connection.execute(
+        sa.select(outbox.c.event_id, outbox.c.aggregate_id)
+        .join_from(deliveries, outbox, outbox.c.position == deliveries.c.position)
+        .where(*chosen)
+        .order_by(deliveries.c.next_attempt_at, deliveries.c.position)
+    ).all()
+    connection.execute(sa.update(deliveries).where(*chosen).values(has_run=1, next_attempt_at=now))
+    return [(row[0], row[1]) for row in found]
 
 
 def forget_runs(connection: Connection) -> None:

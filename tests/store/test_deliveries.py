@@ -265,11 +265,11 @@ def test_when_the_next_run_is_to_be_claimed_is_known_without_a_clock(database: D
     assert found == Retrying(997, 0, None)
     assert (found.next_due(1), found.next_due(0)) == (997, None)
     assert [found.want_runs(1, now, 0) for now in (996, 997)] == [False, True]
-    _claim(database, 2)
+    _claim(database, 2, now=4000)
     found = _retrying(database)
-    assert found == Retrying(999, 2, 997)
+    assert found == Retrying(999, 2, 4000)
     assert (found.next_due(3), found.next_due(2)) == (999, None)  # no room, whatever is due
-    assert [found.want_runs(2, 5000, overdue) for overdue in (997, 998)] == [False, True]
+    assert [found.want_runs(2, 5000, overdue) for overdue in (4000, 4001)] == [False, True]
 
 
 def test_a_claim_names_aggregate_and_event_and_again_what_has_lost_its_run(database: Database) -> None:
@@ -283,11 +283,12 @@ def test_a_claim_names_aggregate_and_event_and_again_what_has_lost_its_run(datab
 
 def test_when_temporal_has_lost_its_runs_each_gets_one_when_it_is_due(database: Database) -> None:
     _failing(database, 2)
-    assert _claim(database, 2) == ["agg2-1", "agg1-1"]
+    assert _claim(database, 1, now=1500) == ["agg2-1"]
     with database.write() as connection:
         forget_runs(connection)
-    assert _claim(database, 2, now=998) == ["agg2-1"]
+    assert _claim(database, 2, now=998) == []
     assert _claim(database, 2, now=999) == ["agg1-1"]
+    assert _claim(database, 2, now=1500) == ["agg2-1"]
 
 
 def test_runs_are_claimed_oldest_due_first_up_to_the_cap(database: Database) -> None:
@@ -302,11 +303,26 @@ def test_runs_are_claimed_oldest_due_first_up_to_the_cap(database: Database) -> 
 
 def test_a_run_that_should_have_tried_long_ago_is_named_again(database: Database) -> None:
     _failing(database, 3)
-    assert _claim(database, 2) == ["agg3-1", "agg2-1"]
-    assert _claim(database, 2, overdue=997) == []  # due at 997: not yet overdue
-    assert _claim(database, 2, overdue=998) == ["agg3-1"]
-    assert _claim(database, 2, overdue=2000) == ["agg3-1", "agg2-1"]
-    assert _claim(database, 3, overdue=2000) == ["agg3-1", "agg2-1", "agg1-1"]
+    assert _claim(database, 1, now=1000) == ["agg3-1"]
+    assert _claim(database, 2, now=2000) == ["agg2-1"]
+    assert _claim(database, 2, now=3000, overdue=1000) == []  # tries since 1000: not yet overdue
+    assert _claim(database, 2, now=3000, overdue=1001) == ["agg3-1"]
+    assert _claim(database, 2, now=4000, overdue=2500) == ["agg2-1"]  # the other has a new one
+    assert _claim(database, 3, now=6000, overdue=5000) == ["agg1-1", "agg3-1", "agg2-1"]
+
+
+def test_one_that_waited_long_for_its_place_has_not_lost_its_run_when_it_is_claimed(database: Database) -> None:
+    """Three hundred that failed at once had twenty to thirty starts each."""
+    _failing(database, 6)
+    for _ in range(3):
+        first, second = _claim(database, 2, now=100_000, overdue=88_000)
+        assert [_claim(database, 2, now=100_000 + later, overdue=88_000 + later) for later in (0, 1000, 12_000)] == [
+            [],
+            [],
+            [],
+        ]
+        for event_id in (first, second):
+            _done(database, "one", scalar(database, f"SELECT position FROM outbox WHERE event_id = '{event_id}'"))
 
 
 def test_a_cap_of_none_claims_none(database: Database) -> None:
