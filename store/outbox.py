@@ -111,12 +111,6 @@ def pending_events(connection: Connection, limit: int) -> Sequence[Sequence[Any]
     return _PENDING.many(connection, limit)
 
 
-def first_pending(connection: Connection) -> int | None:
-    """Position of the first event that waits for the relay, or None."""
-    pending = pending_events(connection, 1)
-    return pending[0][0] if pending else None
-
-
 def _mark_published(connection: Connection) -> Any:
     chosen = value_list(connection, "positions", int)
     now = sa.bindparam("now", type_=sa.BigInteger)

@@ -1,4 +1,4 @@
-"""Registering our search attributes with a server that, as a cluster does, reads its namespaces every 2 s."""
+"""Registering our search attributes with a server that reads its namespaces every 2 s."""
 
 import asyncio
 from collections.abc import Iterator
